@@ -1,0 +1,1 @@
+"""The client for trainers, and the command line."""

@@ -1,0 +1,1 @@
+"""The runtime: what goes into every engine pod."""
