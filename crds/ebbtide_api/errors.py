@@ -71,9 +71,7 @@ RULES: dict[ErrorCode, Rule] = {
     ErrorCode.INVALID_REQUEST: Rule(400, False, "Correct the request; details names the field."),
     ErrorCode.INVALID_TAG: Rule(400, False, "Use the tags weights and kv_cache."),
     ErrorCode.INVALID_MODE: Rule(400, False, "Use one of the modes in details."),
-    ErrorCode.UNAUTHENTICATED: Rule(
-        401, False, "Send the token that `ebbtide up` wrote, or set EBBTIDE_TOKEN."
-    ),
+    ErrorCode.UNAUTHENTICATED: Rule(401, False, "Send the token that `ebbtide up` wrote, or set EBBTIDE_TOKEN."),
     ErrorCode.NOT_LEASE_HOLDER: Rule(403, False, "Take the group's lease first."),
     ErrorCode.NOT_FOUND: Rule(404, False, "Check the name; `ebbtide status` lists what exists."),
     ErrorCode.ILLEGAL_TRANSITION: Rule(409, False, "Read the state, then call a verb that it allows."),
@@ -96,14 +94,10 @@ RULES: dict[ErrorCode, Rule] = {
     ErrorCode.UNREACHABLE: Rule(503, True, "Check that `ebbtide up` runs; then read the state again."),
     ErrorCode.DRAIN_DEADLINE: Rule(504, True, "Allow a longer drain, or mode Abort."),
     ErrorCode.PHASE_DEADLINE: Rule(504, True, "Read the state: the outcome of an expired call is unknown."),
-    ErrorCode.HOST_MEMORY_INSUFFICIENT: Rule(
-        507, False, "Raise colocation.hostMemoryLimit or allow level 2."
-    ),
+    ErrorCode.HOST_MEMORY_INSUFFICIENT: Rule(507, False, "Raise colocation.hostMemoryLimit or allow level 2."),
     ErrorCode.ENGINE_FAULTED: Rule(500, True, "The engine restarts by itself; `ebbtide logs` says why."),
     ErrorCode.RANK_DISAGREEMENT: Rule(500, True, "The replica restarts by itself."),
-    ErrorCode.RELEASE_INCOMPLETE: Rule(
-        500, True, "The device was not handed over; details has the bytes still held."
-    ),
+    ErrorCode.RELEASE_INCOMPLETE: Rule(500, True, "The device was not handed over; details has the bytes still held."),
     ErrorCode.CANARY_FAILED: Rule(500, False, "Check the published weights; details has both answers."),
     ErrorCode.INTERNAL: Rule(500, True, "A fault of Ebbtide: report it with `ebbtide logs`."),
 }
@@ -122,9 +116,7 @@ class ErrorBody(Reading):
 class EbbtideError(Exception):
     """An error with a stable code. Raised at the edges; inside, outcomes are values."""
 
-    def __init__(
-        self, code: ErrorCode, message: str, *, next_action: str | None = None, **details: Any
-    ) -> None:
+    def __init__(self, code: ErrorCode, message: str, *, next_action: str | None = None, **details: Any) -> None:
         super().__init__(message)
         self.code = code
         self.message = message

@@ -179,7 +179,7 @@ class ResumeResult(Reading):
     canary: CanaryResult | None = None
 
 
-# -- the gateway -------------------------------------------------------------------------------------------------
+# The gateway
 
 
 class LeaseStage(StrEnum):
