@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
+
+# Written as Kubernetes and DESIGN write them, not as camelCase would.
+_INITIALS = {"mib": "MiB", "ttl": "TTL"}
+
+
+def wire_name(name: str) -> str:
+    """Return a field's name on the wire: `weight_version` is `weightVersion`, `used_mib` is `usedMiB`."""
+    first, *rest = name.split("_")
+    return first + "".join(_INITIALS.get(word, word.capitalize()) for word in rest)
 
 
 class Message(BaseModel):
     """A frozen record. Python names are snake_case, the wire's are camelCase; both are accepted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=wire_name, populate_by_name=True)
 
     def wire(self) -> dict[str, Any]:
         """Return the JSON-ready form, without absent fields."""
@@ -21,4 +29,4 @@ class Message(BaseModel):
 class Reading(Message):
     """A record somebody else wrote, perhaps a newer version of us: unknown fields are dropped."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=wire_name, populate_by_name=True)

@@ -7,7 +7,7 @@
       .next_action              what to do about it
       .details                  numbers and names, JSON-ready
 
-Codes are part of the interface: they are added, never renamed. Source: docs/errors.md is generated from this table.
+Codes are part of the interface: they are added, never renamed. docs/errors.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .base import Reading
 
@@ -102,15 +102,60 @@ RULES: dict[ErrorCode, Rule] = {
     ErrorCode.INTERNAL: Rule(500, True, "A fault of Ebbtide: report it with `ebbtide logs`."),
 }
 
+# What happened, in a sentence (docs/errors.md).
+MEANINGS: dict[ErrorCode, str] = {
+    ErrorCode.INVALID_REQUEST: "The request or the file is malformed, or a value is not allowed.",
+    ErrorCode.INVALID_TAG: "A memory tag that no engine has.",
+    ErrorCode.INVALID_MODE: "A mode that the verb does not take.",
+    ErrorCode.UNAUTHENTICATED: "The token is missing or wrong.",
+    ErrorCode.NOT_LEASE_HOLDER: "Only the holder of the group's lease may do this.",
+    ErrorCode.NOT_FOUND: "No server, group, lease or operation has that name.",
+    ErrorCode.ILLEGAL_TRANSITION: "The verb does not fit the member's phase.",
+    ErrorCode.OPERATION_IN_PROGRESS: "The member runs another operation; it runs one at a time.",
+    ErrorCode.WEIGHTS_NOT_COMMITTED: "The weights are discarded, partial or unknown, and such weights never serve.",
+    ErrorCode.VERSION_REGRESSION: "The version is not above the committed one.",
+    ErrorCode.MEMBERSHIP_CHANGED: "A member joined, left or was replaced during the call.",
+    ErrorCode.INSTANCE_REPLACED: "The call was meant for an engine that has restarted since.",
+    ErrorCode.STALE_EPOCH: "The epoch is below the highest seen: the devices have another owner now.",
+    ErrorCode.OPERATION_MISMATCH: "The Idempotency-Key was used before with another body.",
+    ErrorCode.LEVEL_UNSUPPORTED: "The engine cannot sleep at that level.",
+    ErrorCode.TRANSPORT_IMPOSSIBLE: "The weights or blocks cannot travel that way between these places.",
+    ErrorCode.MANIFEST_INVALID: "The published weights failed a check; details has the reason and the tensor.",
+    ErrorCode.NOT_YET_SUPPORTED: "The spec asks for something that this version does not honour.",
+    ErrorCode.DEVICE_NOT_FREE: "The device was measured, and holds more than it may.",
+    ErrorCode.ENGINE_ASLEEP: "The server sleeps and takes no requests.",
+    ErrorCode.DRAINING: "The server is about to sleep and takes no new requests.",
+    ErrorCode.UPDATING: "The server takes new weights, and no requests meanwhile.",
+    ErrorCode.ENGINE_STARTING: "The engine is not up yet.",
+    ErrorCode.UNREACHABLE: "The gateway, an agent or an engine did not answer.",
+    ErrorCode.DRAIN_DEADLINE: "Requests were still in flight when the drain's timeout ended; the server serves on.",
+    ErrorCode.PHASE_DEADLINE: "A phase took longer than it may.",
+    ErrorCode.HOST_MEMORY_INSUFFICIENT: "There is not enough host memory for the copy; nothing was touched.",
+    ErrorCode.ENGINE_FAULTED: "The engine died or is in a state that it cannot leave.",
+    ErrorCode.RANK_DISAGREEMENT: "The ranks of a replica report different states.",
+    ErrorCode.RELEASE_INCOMPLETE: "The engine said that it sleeps, but its memory was not measured free.",
+    ErrorCode.CANARY_FAILED: "The canary's tokens were not the expected ones; the gate stays shut.",
+    ErrorCode.INTERNAL: "Something failed that should not have.",
+}
+
 
 class ErrorBody(Reading):
-    """An error as it travels."""
+    """An error as it travels. A code that a newer peer added is read as INTERNAL, with its name in details."""
 
     code: ErrorCode
     message: str
     retryable: bool = False
     next_action: str = ""
     details: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_newer_code(cls, raw: object) -> object:
+        if not isinstance(raw, dict) or not isinstance(code := raw.get("code"), str) or code in set(ErrorCode):
+            return raw
+        details = raw.get("details")
+        known = details if isinstance(details, dict) else {}
+        return {**raw, "code": ErrorCode.INTERNAL, "details": {**known, "newerCode": code}}
 
 
 class EbbtideError(Exception):
@@ -146,4 +191,7 @@ class EbbtideError(Exception):
     @classmethod
     def of(cls, body: ErrorBody) -> EbbtideError:
         """Rebuild an error from its body."""
-        return cls(body.code, body.message, next_action=body.next_action or None, **body.details)
+        error = cls(body.code, body.message, next_action=body.next_action or None)
+        error.retryable = body.retryable
+        error.details = dict(body.details)
+        return error
