@@ -6,6 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+# The largest integer that every reader of JSON keeps exact; the API server compares bounds as floats.
+LARGEST_INTEGER = 2**53 - 1
+
 # Written as Kubernetes and DESIGN write them, not as camelCase would.
 _INITIALS = {"mib": "MiB", "ttl": "TTL"}
 

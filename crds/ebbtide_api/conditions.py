@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from .base import Reading
+from .base import LARGEST_INTEGER, Reading
 
 
 class ConditionStatus(StrEnum):
@@ -41,7 +41,7 @@ class Condition(Reading):
     )
     status: ConditionStatus = Field(description="Whether it holds: True, False or Unknown.")
     observed_generation: int = Field(
-        0, ge=0, le=2**63 - 1, description="The metadata.generation that this was observed for."
+        0, ge=0, le=LARGEST_INTEGER, description="The metadata.generation that this was observed for."
     )
     last_transition_time: str = Field(
         max_length=40,

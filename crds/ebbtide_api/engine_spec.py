@@ -9,7 +9,7 @@ from pydantic import Field
 from . import reserved
 from .spec import Spec, list_map, list_of, rule
 
-PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+Argument = Annotated[str, Field(min_length=1, max_length=2048, pattern=r"^[^\x00-\x1f\x7f]*$"), reserved.FreeFlag()]
 
 
 class Model(Spec):
@@ -65,6 +65,10 @@ class EnvVar(Spec):
     )
     value: str = Field("", max_length=4096, pattern=r"^[^\x00]*$", description="The variable's value, taken as it is.")
 
+    @rule(f"!(self.name in {reserved.environment_list()})", "Ebbtide sets this variable", field="name")
+    def _is_free(self) -> bool:
+        return self.name not in reserved.ENVIRONMENT
+
 
 class EngineSpec(Spec):
     """The engine that serves the model."""
@@ -87,7 +91,7 @@ class EngineSpec(Spec):
         le=65535,
         description="The port of a member for requests. In local mode further replicas take the ports after it.",
     )
-    extra_args: tuple[Annotated[str, Field(min_length=1, max_length=2048, pattern=PRINTABLE)], ...] = Field(
+    extra_args: tuple[Argument, ...] = Field(
         (),
         max_length=128,
         description="More of vLLM's flags, one item each word, such as --max-model-len=4096."
@@ -100,19 +104,3 @@ class EngineSpec(Spec):
         description="Environment variables of the engine. Variables that Ebbtide sets are refused.",
         json_schema_extra=list_map("name"),
     )
-
-    @rule(
-        f"!self.extraArgs.exists(a, a.matches('{reserved.flags_pattern()}'))",
-        "extraArgs names a flag that Ebbtide sets: use the field of the spec for it",
-        field="extraArgs",
-    )
-    def _leaves_our_flags(self) -> bool:
-        return not reserved.taken(self.extra_args)
-
-    @rule(
-        f"!self.env.exists(e, e.name in {reserved.environment_list()})",
-        "env names a variable that Ebbtide sets",
-        field="env",
-    )
-    def _leaves_our_environment(self) -> bool:
-        return not any(variable.name in reserved.ENVIRONMENT for variable in self.env)

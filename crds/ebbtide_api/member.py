@@ -22,7 +22,7 @@ class Parking(StrEnum):
 
     EAGER = "Eager"
     ON_SLEEP = "OnSleep"
-    OFF = "Off"
+    OFF = "Never"  # not "Off": YAML reads a bare Off as false
 
 
 class MemberConfig(Message):

@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Reading
+from .base import LARGEST_INTEGER, Reading
 from .conditions import Condition
 from .quantity import Duration, Percent, Quantity
-from .resource import Resource
+from .resource import API_VERSION, Resource
 from .spec import Between, Spec, list_map, rule
 
-INT64 = 2**63 - 1
 _Bytes = Annotated[Quantity, Between(Quantity("1Mi"), Quantity("4Pi"))]
 _Ttl = Annotated[Duration, Between(Duration("1s"), Duration("8760h"))]
 
@@ -38,7 +37,7 @@ class Cascade(StrEnum):
 
     ON_EVICT = "OnEvict"
     WRITE_THROUGH = "WriteThrough"
-    OFF = "Off"
+    OFF = "Never"  # not "Off": YAML reads a bare Off as false
 
 
 class OnWeightChange(StrEnum):
@@ -160,7 +159,7 @@ class CascadeSpec(Spec):
 
     dram_to_disk: Cascade = Field(
         Cascade.ON_EVICT,
-        description="When a block goes to disk: OnEvict, as memory evicts it; WriteThrough, as it is stored; or Off.",
+        description="When a block goes to disk: OnEvict, as memory evicts it; WriteThrough, as it is stored; or Never.",
     )
 
 
@@ -222,11 +221,11 @@ class PolicyServer(Reading):
     """What one server holds under the policy, its members summed, as measured."""
 
     name: str = Field(min_length=1, max_length=253, description="The InferenceServer.")
-    dram_bytes: int = Field(0, ge=0, le=INT64, description="Bytes of blocks in host memory.")
-    disk_bytes: int = Field(0, ge=0, le=INT64, description="Bytes of blocks on disk.")
-    pinned_bytes: int = Field(0, ge=0, le=INT64, description="Bytes that contexts pin.")
+    dram_bytes: int = Field(0, ge=0, le=LARGEST_INTEGER, description="Bytes of blocks in host memory.")
+    disk_bytes: int = Field(0, ge=0, le=LARGEST_INTEGER, description="Bytes of blocks on disk.")
+    pinned_bytes: int = Field(0, ge=0, le=LARGEST_INTEGER, description="Bytes that contexts pin.")
     hit_rate: Percent | None = Field(None, description="The share of prompt tokens found in a tier, in the last hour.")
-    evictions: int = Field(0, ge=0, le=INT64, description="Blocks evicted since the server started.")
+    evictions: int = Field(0, ge=0, le=LARGEST_INTEGER, description="Blocks evicted since the server started.")
     degraded: bool = Field(False, description="Whether a tier is off because it failed.")
 
 
@@ -234,7 +233,7 @@ class PolicyStatus(Reading):
     """What was observed of the servers that follow the policy."""
 
     observed_generation: int = Field(
-        0, ge=0, le=INT64, description="The metadata.generation that this status speaks of."
+        0, ge=0, le=LARGEST_INTEGER, description="The metadata.generation that this status speaks of."
     )
     conditions: tuple[Condition, ...] = Field(
         (),
@@ -252,7 +251,7 @@ class PolicyStatus(Reading):
 class KVCachePolicy(Resource):
     """How much host memory and disk the KV cache may use, how long contexts are kept, and what is evicted first."""
 
-    api_version: Literal["ebbtide.dev/v1alpha1"] = "ebbtide.dev/v1alpha1"
-    kind: Literal["KVCachePolicy"] = "KVCachePolicy"
+    api_version: Literal["ebbtide.dev/v1alpha1"] = Field(API_VERSION, description="The version of the schema.")
+    kind: Literal["KVCachePolicy"] = Field("KVCachePolicy", description="The kind of the object.")
     spec: PolicySpec = Field(description="The policy that is wanted.")
     status: PolicyStatus | None = Field(None, description="What was observed of the servers that follow the policy.")

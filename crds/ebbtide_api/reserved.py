@@ -6,10 +6,14 @@ JSON are found later by `launch`, which asks vLLM's own parser.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from typing import Any
 
-# flag -> where to say it instead ("" = nowhere)
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from .spec import VALIDATIONS, Cel
+
+# flag -> the field to use instead ("" = none)
 FLAGS: dict[str, str] = {
     "--api-server-count": "",
     "-asc": "",
@@ -53,21 +57,31 @@ def flag_of(argument: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def taken(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments that name a flag which Ebbtide sets."""
-    return [argument for argument in arguments if flag_of(argument) in FLAGS]
+class FreeFlag:
+    """An annotation: the argument names no flag that Ebbtide sets."""
+
+    def _check(self, argument: str) -> str:
+        flag = flag_of(argument)
+        if flag in FLAGS:
+            instead = f": use {FLAGS[flag]}" if FLAGS[flag] else ""
+            raise PydanticCustomError("rule", "{why}", {"why": f"Ebbtide sets the flag {flag}{instead}"})
+        return argument
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check after the string itself."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Add the CEL rule."""
+        cel = Cel(f"!self.matches('{_pattern()}')", "Ebbtide sets this flag: use the field of the spec for it")
+        return {**handler(schema), VALIDATIONS: [cel.schema()]}
 
 
-def flags_pattern() -> str:
+def _pattern() -> str:
     """Return FLAGS as a regular expression (RE2) over one whole argument."""
-    names = "|".join(re.escape(flag).replace(r"\-", "-").replace("-", "[-_]") for flag in _stems("--"))
-    short = "|".join(_stems("-"))
+    names = "|".join(flag[2:].replace("-", "[-_]") for flag in FLAGS if flag.startswith("--"))
+    short = "|".join(flag[1:] for flag in FLAGS if not flag.startswith("--"))
     return f"^(--({names})|-({short}))(=.*)?$"
-
-
-def _stems(dashes: str) -> list[str]:
-    long = dashes == "--"
-    return [flag.lstrip("-") for flag in FLAGS if flag.startswith("--") is long]
 
 
 def environment_list() -> str:

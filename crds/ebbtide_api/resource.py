@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field
 
 from .base import Reading
 from .spec import Spec, rule
 
-GROUP = "ebbtide.dev"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
+GROUP: Final = "ebbtide.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = "ebbtide.dev/v1alpha1"
 
 # A name becomes a Service's name (a DNS label that starts with a letter) and, with a hash of eleven characters,
 # a StatefulSet's revision label (at most 63).
@@ -20,21 +22,21 @@ NAME_LENGTH = 52
 class ObjectMeta(Reading):
     """The part of Kubernetes' metadata that Ebbtide reads."""
 
-    name: str = Field(pattern=NAME, min_length=1, max_length=NAME_LENGTH)
-    namespace: str = ""
-    uid: str = ""
-    generation: int = 0
-    resource_version: str = ""
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
+    name: str = Field(pattern=NAME, min_length=1, max_length=NAME_LENGTH, description="The object's name.")
+    namespace: str = Field("", description="The namespace; empty in local mode.")
+    uid: str = Field("", description="Which object of that name.")
+    generation: int = Field(0, description="Grows with every change of the spec.")
+    resource_version: str = Field("", description="Changes with every write.")
+    creation_timestamp: str | None = Field(None, description="When it was made, RFC 3339.")
+    deletion_timestamp: str | None = Field(None, description="When its deletion was asked for, RFC 3339.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations.")
 
 
 class Resource(Spec):
     """An object of ours, as a file or the API server holds it."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMeta = Field(description="Kubernetes' metadata.")
 
     @property
     def name(self) -> str:

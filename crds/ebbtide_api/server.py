@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 
 from .engine_spec import EngineSpec, Model, Parallelism
 from .quantity import Quantity
-from .resource import NAME, NAME_LENGTH, Resource
+from .resource import API_VERSION, NAME, NAME_LENGTH, Resource
 from .server_status import ServerStatus
 from .sleep_spec import Sleep
 from .spec import Between, Spec, rule, transition
@@ -198,8 +198,8 @@ class ServerSpec(Spec):
 class InferenceServer(Resource):
     """A model served by one or more vLLM engines, whose device memory can be lent, measured, and taken back."""
 
-    api_version: Literal["ebbtide.dev/v1alpha1"] = "ebbtide.dev/v1alpha1"
-    kind: Literal["InferenceServer"] = "InferenceServer"
+    api_version: Literal["ebbtide.dev/v1alpha1"] = Field(API_VERSION, description="The version of the schema.")
+    kind: Literal["InferenceServer"] = Field("InferenceServer", description="The kind of the object.")
     spec: ServerSpec = Field(description="The server that is wanted.")
     status: ServerStatus | None = Field(None, description="What was observed of the server.")
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .base import Reading
+from .base import LARGEST_INTEGER, Reading
 from .conditions import Condition
 from .errors import ErrorCode
 from .spec import list_map
 from .state import KV, Phase, Weights
-
-INT64 = 2**63 - 1
 
 
 class MemberDevice(Reading):
     """One device of a member."""
 
     id: str = Field(max_length=253, description="The device: cpu0, or the GPU's UUID.")
-    used_mib: int = Field(ge=0, le=INT64, description="MiB that the member uses on it.")
-    free_mib: int = Field(ge=0, le=INT64, description="MiB that nobody uses on it.")
+    used_mib: int = Field(ge=0, le=LARGEST_INTEGER, description="MiB that the member uses on it.")
+    free_mib: int = Field(ge=0, le=LARGEST_INTEGER, description="MiB that nobody uses on it.")
 
 
 class MemberError(Reading):
@@ -36,7 +34,9 @@ class MemberStatus(Reading):
     phase: Phase = Field(Phase.UNKNOWN, description="Where the member is in its lifecycle.")
     weights: Weights = Field(Weights.UNKNOWN, description="Where its weights are.")
     kv: KV = Field(KV.UNKNOWN, description="Whether its KV cache has memory.")
-    weight_version: int = Field(0, ge=0, le=INT64, description="The version of its weights; 0 is model.source.")
+    weight_version: int = Field(
+        0, ge=0, le=LARGEST_INTEGER, description="The version of its weights; 0 is model.source."
+    )
     device: tuple[MemberDevice, ...] = Field(
         (), max_length=64, description="Its devices, as measured.", json_schema_extra=list_map("id")
     )
@@ -48,7 +48,7 @@ class ServerStatus(Reading):
     """What was observed of the server."""
 
     observed_generation: int = Field(
-        0, ge=0, le=INT64, description="The metadata.generation that this status speaks of."
+        0, ge=0, le=LARGEST_INTEGER, description="The metadata.generation that this status speaks of."
     )
     conditions: tuple[Condition, ...] = Field(
         (),
@@ -62,9 +62,11 @@ class ServerStatus(Reading):
     selector: str = Field(
         "", max_length=4096, description="The label selector of the awake members' pods, for scaling."
     )
-    weight_version: int = Field(0, ge=0, le=INT64, description="The version that serves; 0 is model.source.")
+    weight_version: int = Field(0, ge=0, le=LARGEST_INTEGER, description="The version that serves; 0 is model.source.")
     owner: str = Field("", max_length=253, description="Who may use the devices: engine, or the lease's holder.")
-    epoch: int = Field(0, ge=0, le=INT64, description="The lease's fencing token; it grows with every change of owner.")
+    epoch: int = Field(
+        0, ge=0, le=LARGEST_INTEGER, description="The lease's fencing token; it grows with every change of owner."
+    )
     phase: str = Field("", max_length=63, description="The state in a word, for people; programs read conditions.")
     members: tuple[MemberStatus, ...] = Field(
         (), max_length=256, description="The replicas, one by one.", json_schema_extra=list_map("name")

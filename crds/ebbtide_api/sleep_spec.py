@@ -86,7 +86,7 @@ class Sleep(Spec):
     parking: Parking = Field(
         Parking.EAGER,
         description="When the parked copy is made: Eager, while serving, so that sleeping copies nothing;"
-        " OnSleep, at the first sleep; or Off, never.",
+        " OnSleep, at the first sleep; or Never.",
     )
     settle: Annotated[Duration, Between(Duration("0s"), Duration("60s"))] = Field(
         Duration("200ms"),
@@ -101,7 +101,7 @@ class Sleep(Spec):
     idle: Idle | None = Field(None, description="When an idle server sleeps by itself. Absent means never.")
 
     @rule(
-        "self.level != 'Parked' || self.parking != 'Off'",
+        "self.level != 'Parked' || self.parking != 'Never'",
         "level Parked needs a parked copy: use parking Eager or OnSleep",
         field="parking",
     )

@@ -96,10 +96,10 @@ class Spec(Message):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Add the rules to the model's schema."""
-        described = handler.resolve_ref_schema(handler(schema))
+        reference = handler(schema)
         if rules := [cel.schema() for cel, _ in cls.rules()]:
-            described[VALIDATIONS] = rules
-        return described
+            handler.resolve_ref_schema(reference)[VALIDATIONS] = rules
+        return reference
 
 
 @dataclass(frozen=True)
