@@ -1,0 +1,140 @@
+"""The arithmetic of devices: who uses how much, and whether what a step needs is measured free. MiB throughout.
+
+Members of a group share a device's budget with the trainer. A wake is allowed for all members that ask for it, or for
+none: half a group that woke would leave neither the engines nor the trainer enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ebbtide_api.errors import EbbtideError, ErrorBody, ErrorCode
+from ebbtide_api.state import StateVector
+from ebbtide_api.verbs import Verb
+
+from .keys import verb_of
+from .member import Do, Need
+from .world import MemberView, World
+
+SLACK_MIB = 1.0
+"""Rounding of measurements: a need within it of what is free is met."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Somebody who uses a device."""
+
+    name: str
+    mib: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device, as measured. Budget 0 means unlimited."""
+
+    id: str
+    budget_mib: float
+    holders: tuple[Holder, ...]
+
+    @property
+    def used_mib(self) -> float:
+        """What all holders use."""
+        return sum(holder.mib for holder in self.holders)
+
+    @property
+    def free_mib(self) -> float:
+        """What nobody uses."""
+        return self.budget_mib - self.used_mib if self.budget_mib else float("inf")
+
+
+def devices(world: World) -> Mapping[str, Device]:
+    """Return every device of the group with its holders."""
+    ids = {server.device for server in world.servers.values()}
+    return {device: _device(world, device) for device in sorted(ids)}
+
+
+def _device(world: World, device: str) -> Device:
+    servers = [server for server in world.servers.values() if server.device == device]
+    names = {server.name for server in servers}
+    members = [Holder(m.name, m.used_mib) for m in world.members if m.server in names and m.used_mib > 0]
+    trainer = world.trainer
+    if trainer and trainer.used_mib > 0:
+        members.append(Holder(f"trainer (pid {trainer.pid})", trainer.used_mib))
+    limits = [server.budget_mib for server in servers if server.budget_mib]
+    return Device(device, min(limits, default=0.0), tuple(members))
+
+
+def need_of(state: StateVector, need: Need) -> float:
+    """Return the MiB that a step takes from the device. What was never measured is not asked for."""
+    match need:
+        case Need.WEIGHTS:
+            return state.weights_mib
+        case Need.KV:
+            return state.kv_mib
+        case Need.ALL:
+            return state.weights_mib + state.kv_mib
+        case Need.NOTHING:
+            return 0.0
+
+
+def reserved(world: World, device: str) -> float:
+    """Return what wakes that are in flight will take and no measurement shows yet."""
+    names = {server.name for server in world.servers.values() if server.device == device}
+    return sum(_of_busy(member) for member in world.members if member.server in names)
+
+
+def _of_busy(member: MemberView) -> float:
+    if member.busy is None or member.state is None:
+        return 0.0
+    return need_of(member.state, _TAKES.get(verb_of(member.busy), Need.NOTHING))
+
+
+_TAKES = {Verb.WAKE_WEIGHTS.value: Need.WEIGHTS, Verb.WAKE_KV.value: Need.KV, Verb.GRANT.value: Need.ALL}
+
+
+def shortages(world: World, wanted: Iterable[tuple[MemberView, Do]]) -> dict[str, ErrorBody]:
+    """Return, per device that cannot take all of `wanted` at once, why not."""
+    asked: dict[str, float] = {}
+    for member, step in wanted:
+        if member.state and step.need is not Need.NOTHING:
+            device = world.server_of(member).device
+            asked[device] = asked.get(device, 0.0) + need_of(member.state, step.need)
+    found = devices(world)
+    return {
+        device: not_free(found[device], need)
+        for device, need in asked.items()
+        if need > found[device].free_mib - reserved(world, device) + SLACK_MIB
+    }
+
+
+def not_free(device: Device, need: float) -> ErrorBody:
+    """Return DEVICE_NOT_FREE with who holds the device."""
+    allowed = max(0.0, device.budget_mib - need)
+    holders = ", ".join(f"{holder.name} {holder.mib:.0f} MiB" for holder in device.holders) or "nobody"
+    return EbbtideError(
+        ErrorCode.DEVICE_NOT_FREE,
+        f"{need:.0f} MiB of {device.id} must be free and {max(0.0, device.free_mib):.0f} are: held by {holders}.",
+        device=device.id,
+        usedMiB=round(device.used_mib, 1),
+        allowedMiB=round(allowed, 1),
+        holders=[{"name": holder.name, "mib": round(holder.mib, 1)} for holder in device.holders],
+    ).body()
+
+
+def lacking(world: World, need_mib: float) -> ErrorBody | None:
+    """Say why the trainer cannot have `need_mib` on every device of the group, or None when it can."""
+    for device in devices(world).values():
+        if need_mib > device.free_mib + SLACK_MIB:
+            return not_free(device, need_mib)
+    return None
+
+
+def asleep_need(world: World) -> dict[str, float]:
+    """Return, per device, what the members that hold nothing now will need to serve again."""
+    needs: dict[str, float] = {}
+    for member in world.members:
+        if member.released and member.state and member.server in world.servers:
+            device = world.server_of(member).device
+            needs[device] = needs.get(device, 0.0) + need_of(member.state, Need.ALL)
+    return needs

@@ -1,0 +1,150 @@
+"""What plan() sees: the intent of one group, and what was observed of its servers, members and trainer.
+
+All frozen. Times are seconds on the monotonic clock of whoever calls plan(); memory is in MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from ebbtide_api.errors import ErrorBody
+from ebbtide_api.state import Phase, StateVector, Weights
+from ebbtide_api.verbs import Canary, Drain, Operation
+
+from .member import DRAIN
+from .record import GroupRecord
+
+RELEASED_PHASES = frozenset({Phase.ASLEEP, Phase.PENDING_DEVICE})
+"""Phases in which an engine holds no memory of weights or KV: measured asleep, or not started."""
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """A server as it was asked for. `awake` of its `replicas` shall serve; `budget_mib` 0 means unlimited."""
+
+    name: str
+    model: str = ""
+    replicas: int = 1
+    awake: int = 1
+    level: int = 0
+    drain: Drain = DRAIN
+    settle: float = 0.2
+    canary: Canary | None = None
+    device: str = "cpu0"
+    budget_mib: float = 0
+
+    @property
+    def member_names(self) -> tuple[str, ...]:
+        """The names of its members, by ordinal."""
+        return tuple(f"{self.name}-{ordinal}" for ordinal in range(self.replicas))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An answered call: `base` is the call's key without its attempt. A call without an answer has no outcome."""
+
+    base: str
+    at: float
+    operation: Operation | None = None
+    error: ErrorBody | None = None
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """A member as it was observed. `state` is None while its agent does not answer; `last` is the last one heard."""
+
+    name: str
+    server: str
+    ordinal: int
+    managed: bool = True
+    outdated: bool = False
+    state: StateVector | None = None
+    last: StateVector | None = None
+    busy: str | None = None
+    outcomes: tuple[Outcome, ...] = ()
+    trouble: str = ""
+
+    @property
+    def released(self) -> bool:
+        """Whether the member is known to hold no memory of weights or KV."""
+        return self.state is not None and self.state.phase in RELEASED_PHASES
+
+    @property
+    def serving(self) -> bool:
+        """Whether the member takes requests."""
+        return self.state is not None and self.state.phase is Phase.RUNNING and self.state.admission
+
+    @property
+    def used_mib(self) -> float:
+        """Device memory that the member uses: as last measured, and no less than its resident weights."""
+        known = self.state or self.last
+        if known is None:
+            return 0.0
+        # A wake is known at once, its measurement only when the launcher comes round.
+        floor = (known.residual_mib or 0.0) + known.weights_mib if known.weights is Weights.RESIDENT else 0.0
+        return max(floor, sum(device.used_mib for device in known.devices))
+
+    def answers(self, base: str) -> tuple[Outcome, ...]:
+        """Return the outcomes of one call's attempts, oldest first."""
+        return tuple(outcome for outcome in self.outcomes if outcome.base == base)
+
+
+@dataclass(frozen=True)
+class TrainerView:
+    """The processes behind a lease, as measured."""
+
+    pid: int
+    alive: bool
+    used_mib: float = 0.0
+
+
+@dataclass(frozen=True)
+class World:
+    """One group, whole.
+
+    renewed   lease id -> when its holder was last heard of
+    started   operation id -> when we first saw it; an operation that ended is not in it
+    held      what we wait for (Plan.holds) -> since when
+    sources   folders of published weights that exist
+    """
+
+    record: GroupRecord
+    servers: Mapping[str, ServerView] = field(default_factory=lambda: MappingProxyType({}))
+    members: tuple[MemberView, ...] = ()
+    trainer: TrainerView | None = None
+    renewed: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    started: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    sources: frozenset[str] = frozenset()
+
+    @cached_property
+    def wanted(self) -> tuple[MemberView, ...]:
+        """Every member that was asked for, also those of which nothing was observed yet."""
+        seen = {member.name: member for member in self.members}
+        return tuple(
+            seen.get(name, MemberView(name, server.name, ordinal, managed=False))
+            for server in self.servers.values()
+            for ordinal, name in enumerate(server.member_names)
+        )
+
+    @property
+    def unwanted(self) -> tuple[MemberView, ...]:
+        """Members that run though nobody asks for them."""
+        names = {name for server in self.servers.values() for name in server.member_names}
+        return tuple(member for member in self.members if member.name not in names)
+
+    def server_of(self, member: MemberView) -> ServerView:
+        """Return the server of a wanted member."""
+        return self.servers[member.server]
+
+    def after(self, record: GroupRecord, answered: Collection[str] = ()) -> World:
+        """Return the world with another intent, and without the operations that were answered."""
+        waiting = {name: since for name, since in self.started.items() if name not in answered}
+        return replace(self, record=record, started=waiting)
+
+    def is_open(self, operation: str | None) -> bool:
+        """Whether somebody still waits for an operation's answer."""
+        return operation is not None and operation in self.started
