@@ -76,7 +76,7 @@ class EngineSpec(Spec):
     image: str = Field(
         "",
         max_length=512,
-        pattern=r"^(\S*[^\s@:/])?$",
+        pattern=r"^([a-zA-Z0-9]([a-zA-Z0-9._/:@-]*[a-zA-Z0-9_-])?)?$",
         description="The container image with vLLM, on a cluster. Ebbtide's runtime is mounted into it.",
     )
     version: str = Field(

@@ -172,8 +172,9 @@ class Quantity(Amount):
     def cel_between(cls, low: Amount, high: Amount) -> str:
         """Return the CEL expression that checks the bounds and that the bytes are whole."""
         self = "quantity(string(self))"
+        approximate = f"{self}.asApproximateFloat()"  # isInteger() is false for 1.5Gi
         return (
-            f"{self}.isInteger() && {self}.compareTo(quantity('{low}')) >= 0"
+            f"double(int({approximate})) == {approximate} && {self}.compareTo(quantity('{low}')) >= 0"
             f" && {self}.compareTo(quantity('{high}')) <= 0"
         )
 

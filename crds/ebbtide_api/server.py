@@ -109,7 +109,7 @@ class Colocation(Spec):
 class CanarySpec(Spec):
     """A greedy request that must be answered right before a member takes requests."""
 
-    prompt: str = Field("ebb and flow", min_length=1, max_length=4096, description="The prompt.")
+    prompt: str = Field("ebb and flow", min_length=1, max_length=4096, pattern=r"^[^\x00]+$", description="The prompt.")
     tokens: int = Field(4, ge=1, le=256, description="How many tokens are asked for and compared.")
 
     @property

@@ -118,10 +118,14 @@ def _namespace(server: InferenceServer) -> Iterator[Refusal]:
 
 def _not_honoured(part: BaseModel, path: str) -> Iterator[Refusal]:
     """Yield the fields that were set to something else than their default, and are not on the list."""
-    for name in sorted(part.model_fields_set):
-        field, value = type(part).model_fields[name], getattr(part, name)
-        inner = f"{path}.{field.alias}"
-        if value is None or inner in _HONOURED or (value == field.get_default() and not field.is_required()):
+    for name, field in type(part).model_fields.items():
+        value, inner = getattr(part, name), f"{path}.{field.alias}"
+        if (
+            name not in part.model_fields_set
+            or value is None
+            or inner in _HONOURED
+            or (value == field.get_default() and not field.is_required())
+        ):
             continue
         if isinstance(value, BaseModel) and any(one.startswith(f"{inner}.") for one in _HONOURED):
             yield from _not_honoured(value, inner)

@@ -97,7 +97,7 @@ class Canary(Message):
 class ResumeRequest(Message):
     """Verify with a canary, then open admission."""
 
-    canary: Canary | None = Canary()
+    canary: Canary = Canary()
 
 
 class PauseRequest(Message):

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
-MAX_VALUES = 20_000
+MAX_VALUES = 10_000
 MAX_DOCUMENTS = 64
 
 Path = tuple[str | int, ...]
@@ -175,6 +175,9 @@ def _scalar(node: yaml.ScalarNode, path: Path) -> JsonValue:
 
 def _text(node: yaml.ScalarNode, path: Path) -> str:
     text: str = node.value
+    if not text.isascii():
+        # JSON escapes a character beyond U+FFFF as two surrogates, and PyYAML leaves them apart.
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     if unusable := _UNUSABLE.search(text):
         raise YamlError(_place(node), f"the character U+{ord(unusable[0]):04X} is not allowed", path)
     return text
