@@ -137,6 +137,59 @@ EBB_API int32_t ebb_arena_restore(ebb_arena* arena, int32_t tag, int32_t threads
 EBB_API int32_t ebb_arena_get_stats(const ebb_arena* arena, int32_t tag, ebb_arena_stats* stats,
                                     ebb_error* error);
 
+/* ---- parked weights
+ * ------------------------------------------------------------------------------------------ */
+
+/* A checked copy of a tag's memory, up to its span, in a file. Immutable once it has its name. */
+typedef struct ebb_parked ebb_parked;
+
+typedef struct ebb_parked_info {
+  uint64_t version;
+  uint64_t layout; /* the caller's digest of what lies where */
+  uint64_t span;
+  uint64_t chunks;     /* of 4 MiB, each with a CRC32C */
+  uint64_t file_bytes; /* what it costs */
+} ebb_parked_info;
+
+/* Copies the tag's memory in `threads` threads of its own, with `nice` added (0 to 19). The file replaces one
+ * of the same name when it is whole; a failure, a cancel or a kill leaves no file. The bytes must not change
+ * meanwhile, or the copy is of no single moment. `cancel` may be NULL; set it to nonzero at any time:
+ * EBB_CANCELLED soon after. EBB_NO_MEMORY before anything is written when the file system has no room;
+ * EBB_RELEASED. */
+EBB_API int32_t ebb_parked_create(const char* path, ebb_arena* arena, int32_t tag, uint64_t version,
+                                  uint64_t layout, int32_t threads, int32_t nice, const uint32_t* cancel,
+                                  ebb_parked** parked, ebb_error* error);
+/* Checks everything but the chunks. EBB_NOT_FOUND, EBB_FOREIGN, EBB_WRONG_ABI, EBB_TRUNCATED, EBB_CORRUPT. */
+EBB_API int32_t ebb_parked_open(const char* path, ebb_parked** parked, ebb_error* error);
+EBB_API void ebb_parked_close(ebb_parked* parked);
+EBB_API int32_t ebb_parked_get_info(const ebb_parked* parked, ebb_parked_info* info, ebb_error* error);
+/* Checks `sample` chunks spread over the file from a random start, or all for 0. EBB_CORRUPT names the chunk.
+ */
+EBB_API int32_t ebb_parked_verify(const ebb_parked* parked, uint64_t sample, int32_t threads,
+                                  ebb_error* error);
+/* `same` 1 when the tag's memory has this span and these checksums. EBB_RELEASED. */
+EBB_API int32_t ebb_parked_matches(const ebb_parked* parked, ebb_arena* arena, int32_t tag, int32_t threads,
+                                   int32_t* same, ebb_error* error);
+/* Fills the tag's memory, released or not. `verify` 0 does not look at the checksums. EBB_MISMATCH when the
+ * span differs, EBB_BUSY: nothing was changed. After any other failure the tag is released: never half a
+ * copy. */
+EBB_API int32_t ebb_parked_restore(const ebb_parked* parked, ebb_arena* arena, int32_t tag, int32_t threads,
+                                   int32_t verify, ebb_error* error);
+
+/* ---- ingest
+ * --------------------------------------------------------------------------------------------------- */
+
+typedef struct ebb_range {
+  uint64_t offset;
+  uint64_t length;
+} ebb_range;
+
+/* Copies ranges of a file that someone else may be changing to the same places of `destination`, and gives
+ * the CRC32C of the bytes that were written, one a range. EBB_TRUNCATED names the range that the source does
+ * not have. */
+EBB_API int32_t ebb_ingest(int32_t source, int32_t destination, const ebb_range* ranges, uint64_t count,
+                           int32_t threads, uint32_t* crcs, ebb_error* error);
+
 /* ---- control page
  * --------------------------------------------------------------------------------------------- */
 

@@ -132,9 +132,14 @@ ebb_arena_stats Region::stats() const {
   return stats;
 }
 
-Region::Hold::Hold(Region& region, Use use) : region_(region), use_(use) {
+Region::Hold::Hold(Region& region, Use use, std::optional<uint64_t> span) : region_(region), use_(use) {
   const std::lock_guard<std::mutex> lock(region_.mutex_);
   region_.check_not_filling();
+  span_ = region_.blocks_.span();
+  if (span && *span != span_) {
+    fail(EBB_MISMATCH,
+         "the memory spans " + std::to_string(span_) + " bytes, the copy " + std::to_string(*span));
+  }
   if (use_ == Use::kFill) {
     region_.check_idle();
     if (region_.released_) region_.restore_locked();
@@ -142,7 +147,6 @@ Region::Hold::Hold(Region& region, Use use) : region_(region), use_(use) {
   } else if (region_.released_) {
     fail(EBB_RELEASED, "the memory is released");
   }
-  span_ = region_.blocks_.span();
   ++region_.holds_;
 }
 

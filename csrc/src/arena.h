@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 #include "blocks.h"
 #include "ebbtide.h"
@@ -36,7 +37,8 @@ class Region {
   // EBB_BUSY.
   class Hold {
    public:
-    Hold(Region& region, Use use);
+    // EBB_MISMATCH, before anything is changed, when the span must be `span` and is not.
+    Hold(Region& region, Use use, std::optional<uint64_t> span = std::nullopt);
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
     ~Hold();

@@ -45,6 +45,24 @@ class MeasurementStruct(ctypes.Structure):
     )
 
 
+class ParkedInfoStruct(ctypes.Structure):
+    """`ebb_parked_info`."""
+
+    _fields_ = (
+        ("version", c_uint64),
+        ("layout", c_uint64),
+        ("span", c_uint64),
+        ("chunks", c_uint64),
+        ("file_bytes", c_uint64),
+    )
+
+
+class RangeStruct(ctypes.Structure):
+    """`ebb_range`."""
+
+    _fields_ = (("offset", c_uint64), ("length", c_uint64))
+
+
 OUT_HANDLE = POINTER(c_void_p)
 OUT_U64 = POINTER(c_uint64)
 OUT_U32 = POINTER(c_uint32)
@@ -62,6 +80,23 @@ CHECKED: dict[str, tuple[type, ...]] = {
     "ebb_arena_release": (c_void_p, c_int32),
     "ebb_arena_restore": (c_void_p, c_int32, c_int32, c_int32),
     "ebb_arena_get_stats": (c_void_p, c_int32, POINTER(ArenaStatsStruct)),
+    "ebb_parked_create": (
+        c_char_p,
+        c_void_p,
+        c_int32,
+        c_uint64,
+        c_uint64,
+        c_int32,
+        c_int32,
+        c_void_p,
+        OUT_HANDLE,
+    ),
+    "ebb_parked_open": (c_char_p, OUT_HANDLE),
+    "ebb_parked_get_info": (c_void_p, POINTER(ParkedInfoStruct)),
+    "ebb_parked_verify": (c_void_p, c_uint64, c_int32),
+    "ebb_parked_matches": (c_void_p, c_void_p, c_int32, c_int32, OUT_I32),
+    "ebb_parked_restore": (c_void_p, c_void_p, c_int32, c_int32, c_int32),
+    "ebb_ingest": (c_int32, c_int32, POINTER(RangeStruct), c_uint64, c_int32, OUT_U32),
     "ebb_page_create": (c_char_p, OUT_HANDLE),
     "ebb_page_open": (c_char_p, OUT_HANDLE),
     "ebb_page_get": (c_void_p, c_int32, OUT_U64),
@@ -76,7 +111,7 @@ CHECKED: dict[str, tuple[type, ...]] = {
     "ebb_gate_enter": (c_void_p, OUT_I32),
     "ebb_gate_leave": (c_void_p,),
 }
-CLOSING = ("ebb_arena_destroy", "ebb_page_close", "ebb_gate_close")
+CLOSING = ("ebb_arena_destroy", "ebb_parked_close", "ebb_page_close", "ebb_gate_close")
 
 
 class Library:

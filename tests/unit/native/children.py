@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import mmap
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
-from ebbtide_runtime.native import Arena, Measurement, Page, Tag
+from ebbtide_runtime.native import Arena, Measurement, Page, Parked, Tag
+
+from .memory import randomize, write
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 30.0
@@ -84,26 +86,31 @@ def publish(page_path: str) -> None:
         page.publish(Measurement(number, number, number, number, number))
 
 
+def park(path: str, mebibytes: str) -> None:
+    """Park that much random memory at the lowest priority, again and again."""
+    arena = Arena(1 << 32)
+    address = arena.allocate(Tag.WEIGHTS, int(mebibytes) << 20)
+    randomize(address, int(mebibytes) << 20)
+    say("parking")
+    for version in count(1):
+        Parked.create(path, arena, Tag.WEIGHTS, version=version, layout=1, nice=19).close()
+
+
 def touch_released() -> None:
     """Write to released memory."""
     arena = Arena(1 << 30)
     address = arena.allocate(Tag.WEIGHTS, 1 << 20)
     arena.release(Tag.WEIGHTS)
     say("released")
-    fill(address, 1)
+    write(address, b"x")
     say("survived")
-
-
-def fill(address: int, size: int) -> None:
-    import ctypes
-
-    ctypes.memmove(address, os.urandom(min(size, 1 << 20)) * (-(-size // (1 << 20))), size)
 
 
 ROLES: dict[str, Callable[..., None]] = {
     "hammer": hammer,
     "hold": hold,
     "publish": publish,
+    "park": park,
     "touch-released": touch_released,
 }
 

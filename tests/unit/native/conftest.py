@@ -1,3 +1,4 @@
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,3 +26,14 @@ def arena() -> Iterator[Arena]:
     made = Arena(8 << 30)
     yield made
     made.close()
+
+
+@pytest.fixture
+def small_disk(shm: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = shm / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
