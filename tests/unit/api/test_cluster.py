@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 from ebbtide_api.quantity import Quantity
 from ebbtide_api.server import InferenceServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.unit.api.objects import BAD, CHANGES, GOOD, SERVER, Case, server
 from tests.unit.api.test_objects import KINDS, read
+from tests.unit.api.test_parity import objects
 
 ROOT = Path(__file__).resolve().parents[3]
 CLUSTER = os.environ.get("EBBTIDE_CLUSTER", "")
@@ -106,6 +109,16 @@ def test_good_objects_are_taken_with_our_defaults(kubectl: Kubectl, case: Case) 
     # The server's defaults and the models' are the same ones.
     assert type(ours).model_validate(kept).spec.wire() == ours.spec.wire()
     assert KINDS[kept["kind"]].model_validate(kept).spec.model_fields_set >= ours.spec.model_fields_set
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_our_models_take_the_server_takes(kubectl: Kubectl, kind: str, data: st.DataObject) -> None:
+    ours = data.draw(objects(kind))
+    done = kubectl.dry(ours.wire())
+    assert done.returncode == 0, done.stderr
+    assert KINDS[kind].model_validate_json(done.stdout).spec.wire() == ours.spec.wire()
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
