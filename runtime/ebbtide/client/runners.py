@@ -1,0 +1,126 @@
+"""Carries flows out with httpx2: one runner blocks, the other awaits. No decision is made here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypedDict, TypeVar
+
+import httpx2
+
+from .connection import Connection
+from .flow import Answer, Flow, Pause, Reply, Send, Silence
+
+T = TypeVar("T")
+Step = Callable[[], Send | Pause]
+
+
+class Runner:
+    """Runs flows and blocks. `sleep` may be replaced by one that can be interrupted."""
+
+    def __init__(self, connection: Connection, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._client = httpx2.Client(
+            base_url=connection.url, headers=connection.headers, trust_env=not connection.local
+        )
+        self._sleep = sleep
+
+    def run(self, flow: Flow[T]) -> T:
+        """Carry a flow out and return its result."""
+        step: Step = partial(next, flow)
+        while True:
+            try:
+                effect = step()
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                answer = self._do(effect)
+            except BaseException as problem:  # also Ctrl-C: the flow decides what must still be done
+                step = partial(flow.throw, problem)
+            else:
+                step = partial(flow.send, answer)
+
+    def _do(self, effect: Send | Pause) -> Answer | None:
+        if isinstance(effect, Pause):
+            self._sleep(effect.seconds)
+            return None
+        try:
+            return _reply(self._client.send(_request(self._client, effect)))
+        except httpx2.HTTPError as problem:
+            return _silence(problem)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class AsyncRunner:
+    """Runs flows and awaits."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._client = httpx2.AsyncClient(
+            base_url=connection.url, headers=connection.headers, trust_env=not connection.local
+        )
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Carry a flow out and return its result."""
+        step: Step = partial(next, flow)
+        while True:
+            try:
+                effect = step()
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                answer = await self._do(effect)
+            except BaseException as problem:  # also a cancelled task
+                step = partial(flow.throw, problem)
+            else:
+                step = partial(flow.send, answer)
+
+    async def _do(self, effect: Send | Pause) -> Answer | None:
+        if isinstance(effect, Pause):
+            await asyncio.sleep(effect.seconds)
+            return None
+        try:
+            # httpx2's own timeout starts anew with every byte; a deadline does not.
+            async with asyncio.timeout(effect.timeout + 1):
+                return _reply(await self._client.send(_request(self._client, effect)))
+        except (httpx2.HTTPError, TimeoutError) as problem:
+            return _silence(problem)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+class _Options(TypedDict):
+    base_url: str
+    headers: dict[str, str]
+    trust_env: bool
+    verify: bool
+
+
+def _options(connection: Connection) -> _Options:
+    # Loading the machine's certificates takes longer than a whole lend: only for https.
+    secure = connection.url.startswith("https:")
+    return _Options(base_url=connection.url, headers=connection.headers, trust_env=not connection.local, verify=secure)
+
+
+def _request(client: httpx2.Client | httpx2.AsyncClient, send: Send) -> httpx2.Request:
+    timeout = httpx2.Timeout(send.timeout, connect=min(send.timeout, 5))
+    return client.build_request(send.method, send.path, json=send.body, headers=dict(send.headers), timeout=timeout)
+
+
+def _reply(response: httpx2.Response) -> Reply:
+    try:
+        body = response.json() if response.content else None
+    except ValueError:
+        body = response.text
+    return Reply(response.status_code, body, response.headers)
+
+
+def _silence(problem: Exception) -> Silence:
+    return Silence(f"{type(problem).__name__}: {problem}".rstrip(": "))
