@@ -133,7 +133,7 @@ class FakeGateway:
 
     def occupy(self, holder: str = "somebody") -> str:
         """Put another holder at the head of the queue, and return its lease's id."""
-        return self._enqueue(LeaseRequest(holder=holder, ttl_seconds=3600)).id
+        return self._enqueue(LeaseRequest(holder=holder, ttl_seconds=3600), f"{holder}'s").id
 
     def seen(self, method: str, path: str) -> list[Seen]:
         """Return the requests whose path holds `path`."""
@@ -217,15 +217,15 @@ class FakeGateway:
     # Leases
 
     def _ask(self, seen: Seen, wait: float) -> tuple[int, Any]:
-        return 201, self._enqueue(LeaseRequest.model_validate(seen.body)).wire()
+        return 201, self._enqueue(LeaseRequest.model_validate(seen.body), seen.headers["idempotency-key"]).wire()
 
-    def _enqueue(self, request: LeaseRequest) -> Lease:
+    def _enqueue(self, request: LeaseRequest, key: str) -> Lease:
         with self._lock:
             lease = Lease(
-                id=f"lease-{len(self._queue) + len(self._past)}",
+                id=key,
                 group=self.group,
                 holder=request.holder,
-                epoch=0,
+                epoch=self.epoch,
                 stage=LeaseStage.QUEUED,
                 position=len(self._queue),
                 ttl_seconds=request.ttl_seconds,
@@ -260,8 +260,13 @@ class FakeGateway:
         raise EbbtideError(ErrorCode.NOT_FOUND, f"lease {lease} is not known.")
 
     def _read(self, seen: Seen, wait: float, lease: str) -> tuple[int, Any]:
-        with self._lock:
-            return 200, self._find(lease).lease.wire()
+        deadline = time.monotonic() + wait
+        while True:
+            with self._lock:
+                found = self._find(lease).lease
+            if found.stage is not LeaseStage.QUEUED or time.monotonic() > deadline:
+                return 200, found.wire()
+            time.sleep(0.005)
 
     def _renew(self, seen: Seen, wait: float, lease: str) -> tuple[int, Any]:
         with self._lock:

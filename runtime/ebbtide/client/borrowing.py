@@ -28,12 +28,11 @@ from pydantic import ValidationError
 
 from ..progress import OnProgress, Progress, Stage, silent
 from ..weights import Published
-from .flow import Flow, Pause
+from .flow import Flow
 from .gateway import Gateway, OnOperation, group_path, new_key
 from .keeper import OnLost
 
 FAREWELL = 5.0  # seconds for giving a lease back, which the TTL does too
-QUEUE_POLL = 0.5
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,8 @@ class Borrowing:
             request = LendRequest(drain=self.terms.drain, level=self.terms.level)
             path = f"{group_path(self.terms.group)}:lend"
             watch = self._watch(Stage.LEND)
-            patience = self.terms.timeout + (self.terms.drain.timeout if self.terms.drain else 0)
-            operation = yield from self.gateway.perform(
-                path, request, epoch=lease.epoch, patience=patience, watch=watch
-            )
+            timeout = self.terms.timeout + (self.terms.drain.timeout if self.terms.drain else 0)
+            operation = yield from self.gateway.perform(path, request, epoch=lease.epoch, timeout=timeout, watch=watch)
         except BaseException:
             # Whatever it was, Ctrl-C included: leave the queue, or bring back what sleeps already.
             yield from self._farewell()
@@ -114,15 +111,16 @@ class Borrowing:
 
     def _queue(self) -> Flow[Lease]:
         began = self.gateway.clock()
-        lease = yield from self.gateway.ask(self.terms.group, self.terms.request(), new_key())
-        self.lease = lease
+        request, key = self.terms.request(), new_key()
+        # Known before it is asked for: if the answer is lost, the place in the queue can still be given up.
+        self.lease = _hoped_for(self.terms, key)
+        self.lease = lease = yield from self.gateway.ask(self.terms.group, request, key)
         self._stop = self.keep(lease, self._on_lost)
         while lease.stage is LeaseStage.QUEUED:
             waited = self.gateway.clock() - began
             if waited > self.terms.patience:
                 raise _impatient(lease, waited)
             self._report(Stage.QUEUE, f"{lease.position} before us in the queue of group {lease.group}", waited)
-            yield Pause(QUEUE_POLL)
             self.lease = lease = yield from self.gateway.lease(lease)
         if lease.stage is not LeaseStage.GRANTED:
             message = f"the lease of group {lease.group} is {lease.stage} before it was used."
@@ -153,7 +151,7 @@ class Borrowing:
             f"{group_path(self.terms.group)}:reclaim",
             request,
             epoch=self.lease.epoch if self.lease else None,
-            patience=self.terms.timeout,
+            timeout=self.terms.timeout,
             watch=self._watch(Stage.RETURN),
         )
 
@@ -208,6 +206,13 @@ class Borrowing:
             self.terms.on_progress(Progress(stage, text, phase=operation.phase, seconds=seconds))
 
         return watch
+
+
+def _hoped_for(terms: Terms, key: str) -> Lease:
+    """Return the lease as it will be known: the gateway names it by the key of the call that asked for it."""
+    return Lease(
+        id=key, group=terms.group, holder=terms.holder, epoch=0, stage=LeaseStage.QUEUED, ttl_seconds=terms.ttl
+    )
 
 
 def _impatient(lease: Lease, waited: float) -> EbbtideError:

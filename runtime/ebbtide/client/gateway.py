@@ -17,6 +17,7 @@ from urllib.parse import quote
 from ebbtide_api.base import Message
 from ebbtide_api.errors import EbbtideError, ErrorBody, ErrorCode
 from ebbtide_api.verbs import (
+    DEADLINE,
     EPOCH,
     IDEMPOTENCY_KEY,
     GroupState,
@@ -37,7 +38,7 @@ OnOperation = Callable[[Operation], None]
 PATIENCE = 30.0  # seconds for a call that is answered at once
 TRY = 10.0  # seconds for one try of it
 POLL = 1.0  # seconds that the gateway holds the question how an operation stands
-GRACE = 5.0  # seconds for a last look
+GRACE = 5.0  # seconds after a deadline in which the other side may still tell
 TRANSIENT = frozenset({425, 502, 503})
 
 
@@ -50,6 +51,7 @@ class Call:
     body: Mapping[str, Any] | None = None
     epoch: int | None = None
     key: str | None = None
+    deadline: float | None = None
     patience: float = PATIENCE
 
     @property
@@ -58,6 +60,8 @@ class Call:
         headers = {IDEMPOTENCY_KEY: self.key} if self.key else {}
         if self.epoch is not None:
             headers[EPOCH] = str(self.epoch)
+        if self.deadline is not None:
+            headers[DEADLINE] = f"{self.deadline:g}"
         return headers
 
 
@@ -95,8 +99,8 @@ class Gateway:
         return self._one(Call("POST", f"{group_path(group)}/lease", request.wire(), key=key), Lease)
 
     def lease(self, lease: Lease) -> Flow[Lease]:
-        """Read a lease."""
-        return self._one(Call("GET", lease_path(lease)), Lease)
+        """Read a lease: at once when its turn has come, else after `POLL` seconds."""
+        return self._one(Call("GET", f"{lease_path(lease)}?wait={POLL:g}"), Lease)
 
     def release(self, lease: Lease, patience: float = PATIENCE) -> Flow[None]:
         """Give a lease back. One that has ended already is given back."""
@@ -107,16 +111,17 @@ class Gateway:
     # Operations
 
     def perform(
-        self, path: str, body: Message, *, epoch: int | None, patience: float, watch: OnOperation
+        self, path: str, body: Message, *, epoch: int | None, timeout: float, watch: OnOperation
     ) -> Flow[Operation]:
-        """Start an operation and see it through. Raises its error; PHASE_DEADLINE if it outlives `patience`."""
-        deadline = self.clock() + patience
-        call = Call("POST", path, body.wire(), epoch, new_key())
+        """Start an operation and see it through. Raises its error; PHASE_DEADLINE if it outlives `timeout`."""
+        # The gateway keeps the same deadline, and says better than we could what it was waiting for: let it speak.
+        deadline = self.clock() + timeout + GRACE
+        call = Call("POST", path, body.wire(), epoch, new_key(), timeout)
         operation = yield from self._start(call, deadline)
         while operation.status is OperationStatus.RUNNING:
             watch(operation)
             if self.clock() > deadline:
-                raise _unfinished(operation, patience)
+                raise _unfinished(operation, timeout)
             operation = yield from self._look(operation, call, deadline)
         watch(operation)
         return _succeeded(operation)
@@ -132,10 +137,9 @@ class Gateway:
             yield Pause(0.2)
 
     def _look(self, operation: Operation, call: Call, deadline: float) -> Flow[Operation]:
-        left = max(0.0, deadline - self.clock())
-        path = f"/v1/operations/{operation.id}?wait={min(POLL, left):g}"
-        # At the deadline one more look is worth some seconds: what is done is then known to be done.
-        reading = Call("GET", path, patience=left + GRACE)
+        path = f"/v1/operations/{operation.id}?wait={POLL:g}"
+        # Also past the deadline a last look is worth some seconds: what is done is then known to be done.
+        reading = Call("GET", path, patience=max(GRACE, deadline - self.clock()))
         try:
             return (yield from self._one(reading, Operation))
         except EbbtideError as error:
@@ -231,7 +235,7 @@ def _succeeded(operation: Operation) -> Operation:
     return operation
 
 
-def _unfinished(operation: Operation, patience: float) -> EbbtideError:
+def _unfinished(operation: Operation, timeout: float) -> EbbtideError:
     where = f" (in phase {operation.phase})" if operation.phase else ""
-    message = f"{operation.verb} of {operation.target} is not done after {patience:g} s{where}."
+    message = f"{operation.verb} of {operation.target} is not done after {timeout:g} s{where}."
     return EbbtideError(ErrorCode.PHASE_DEADLINE, message, operation=operation.id)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
-from ebbtide_api.verbs import EPOCH, Lease, LeaseStage
+from ebbtide_api.verbs import Lease, LeaseStage
 
 from .connection import Connection
 from .flow import Answer, Clock, Flow, Pause, Reply, Send, send
@@ -43,8 +43,8 @@ def keep(gateway: Gateway, lease: Lease, clock: Clock = time.monotonic) -> Flow[
 
 
 def _renewal(lease: Lease, timeout: float) -> Send:
-    headers = {EPOCH: str(lease.epoch)} if lease.epoch else {}
-    return Send("PUT", lease_path(lease), timeout, {"ttlSeconds": lease.ttl_seconds}, headers)
+    # Without the epoch: the thread starts in the queue, where the lease has none yet, and its id says enough.
+    return Send("PUT", lease_path(lease), timeout, {"ttlSeconds": lease.ttl_seconds})
 
 
 def _loss(gateway: Gateway, lease: Lease, answer: Answer) -> EbbtideError | None:

@@ -21,6 +21,7 @@ from ebbtide import (
     Progress,
     Stage,
 )
+from ebbtide.client import gateway as calls
 from ebbtide_api.errors import ErrorBody
 
 from tests.support.fake_gateway import TOKEN, FakeGateway, Fault
@@ -82,6 +83,7 @@ def test_every_mutating_call_has_its_own_key_and_the_epoch(group: Group, gateway
     keys = [each.headers["idempotency-key"] for each in posts]
     assert len(set(keys)) == len(keys) == 3
     assert [each.headers.get("ebbtide-epoch") for each in posts] == [None, epoch, epoch]
+    assert [each.headers.get("ebbtide-deadline") for each in posts] == [None, "300", "300"]
 
 
 def test_the_lease_says_who_holds_it(connection: Connection, gateway: FakeGateway) -> None:
@@ -373,7 +375,11 @@ def test_an_operation_that_the_gateway_lost_is_asked_for_again(group: Group, gat
     assert gateway.performed == ["lend", "reclaim"]
 
 
-def test_a_lend_that_takes_too_long_gives_up_its_lease(group: Group, gateway: FakeGateway) -> None:
+def test_a_lend_that_takes_too_long_gives_up_its_lease(
+    group: Group, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "GRACE", 0.2)
+    monkeypatch.setattr(calls, "POLL", 0.1)
     gateway.hold("lend")
     with pytest.raises(EbbtideError, match="not done after") as caught, group.borrow(timeout=0.2):
         pytest.fail("never entered")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from ebbtide import EbbtideError, ErrorCode
+from ebbtide.client.borrowing import Borrowing, Terms
 from ebbtide.client.flow import Answer, Flow, Pause, Reply, Send, Silence
 from ebbtide.client.gateway import POLL, Call, Gateway
 from ebbtide_api.errors import ErrorBody
@@ -55,8 +56,8 @@ def operation(found: Operation) -> Reply:
     return Reply(202, found.wire())
 
 
-def perform(world: World, patience: float = 60.0, watch: Callable[[Operation], None] = lambda operation: None) -> Any:
-    flow = world.gateway.perform("/v1/groups/actor:lend", LendRequest(), epoch=7, patience=patience, watch=watch)
+def perform(world: World, timeout: float = 60.0, watch: Callable[[Operation], None] = lambda operation: None) -> Any:
+    flow = world.gateway.perform("/v1/groups/actor:lend", LendRequest(), epoch=7, timeout=timeout, watch=watch)
     return world.run(flow)
 
 
@@ -143,15 +144,15 @@ def test_another_operation_in_the_way_is_waited_for() -> None:
     assert perform(world).id == "op-1"
     forever = World(refusal(ErrorCode.OPERATION_IN_PROGRESS, operation="op-0"))
     with pytest.raises(EbbtideError) as caught:
-        perform(forever, patience=5)
+        perform(forever, timeout=5)
     assert caught.value.code is ErrorCode.OPERATION_IN_PROGRESS
-    assert 5 < forever.now < 6
+    assert 10 < forever.now < 11
 
 
 def test_an_operation_that_outlives_the_patience_is_unknown_not_failed() -> None:
     world = World(operation(RUNNING))
     with pytest.raises(EbbtideError) as caught:
-        perform(world, patience=2)
+        perform(world, timeout=2)
     assert caught.value.code is ErrorCode.PHASE_DEADLINE
     assert "not done after 2 s (in phase Draining)" in caught.value.message
     assert caught.value.details == {"operation": "op-1"}
@@ -203,3 +204,14 @@ def test_reading_carries_no_key() -> None:
         "Idempotency-Key": "k",
         "Ebbtide-Epoch": "0",
     }
+
+
+def test_a_lease_whose_answer_never_came_is_given_up() -> None:
+    world = World(GONE)
+    borrowing = Borrowing(world.gateway, Terms("actor"), keep=lambda lease, on_lost: pytest.fail("never granted"))
+    with pytest.raises(EbbtideError) as caught:
+        world.run(borrowing.take())
+    assert caught.value.code is ErrorCode.UNREACHABLE
+    asked = world.sent[0].headers["Idempotency-Key"]
+    assert world.sent[-1].method == "DELETE"
+    assert world.sent[-1].path == f"/v1/groups/actor/lease/{asked}"
