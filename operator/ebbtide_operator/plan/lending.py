@@ -111,7 +111,8 @@ def lend_holds(world: World) -> frozenset[str]:
 
 def lent(world: World, lease: LeaseRecord) -> bool:
     """Say whether the trainer may become the owner: every member measured free, and enough for its need."""
-    if not world.wanted:
+    if not world.wanted or world.unwanted:
+        # A member that is being ended holds its memory until it is gone.
         return False
     if lease.stage is LeaseStage.GRANTED:
         return _put_to_sleep_by_hand(world)
@@ -129,13 +130,11 @@ def _put_to_sleep_by_hand(world: World) -> bool:
 def lend_settled(world: World, now: float) -> bool:
     """Say whether a failed lend has been undone, as far as its members can come back now, or at all in time."""
     overdue = now - world.held.get(HOLD_UNDO, now) > UNDO_DEADLINE
-    return overdue or all(_is_back(member) for member in world.wanted)
+    return overdue or all(_is_back(world, member) for member in world.wanted)
 
 
-def _is_back(member: MemberView) -> bool:
-    if member.state is None:
+def _is_back(world: World, member: MemberView) -> bool:
+    if member.state is None or world.is_as_asked(member):
         return True
-    if member.busy:
-        return False
     # A member that was restarted comes back by itself, later: nobody has to wait for a model to load.
-    return member.serving or (member.state.operation is None and member.state.phase in _OUT_OF_REACH)
+    return not member.busy and member.state.operation is None and member.state.phase in _OUT_OF_REACH

@@ -116,8 +116,7 @@ def _is_back(world: World, member: MemberView) -> bool:
         return False
     if serve.source in world.sources and state.committed_version < serve.version:
         return False
-    awake = member.ordinal < world.server_of(member).awake
-    return member.serving if awake else member.released
+    return world.is_as_asked(member)
 
 
 def _end(world: World, back: ReturnIntent, error: ErrorBody | None) -> Turn:

@@ -140,6 +140,11 @@ class World:
         """Return the server of a wanted member."""
         return self.servers[member.server]
 
+    def is_as_asked(self, member: MemberView) -> bool:
+        """Say whether a member serves, or sleeps because its server asks for no more that serve."""
+        awake = member.ordinal < self.server_of(member).awake
+        return not member.busy and (member.serving if awake else member.released)
+
     def after(self, record: GroupRecord, answered: Collection[str] = ()) -> World:
         """Return the world with another intent, and without the operations that were answered."""
         waiting = {name: since for name, since in self.started.items() if name not in answered}

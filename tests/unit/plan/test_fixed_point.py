@@ -30,7 +30,7 @@ from tests.support.fake_member import FakeMember, Script, error
 
 from .sim import Sim, put
 
-EXAMPLES = int(os.environ.get("EBBTIDE_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("EBBTIDE_EXAMPLES", "60"))
 CHECKED = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CODES = st.sampled_from([None, *(set(ErrorCode) - {ErrorCode.STALE_EPOCH})])
 VERBS = [verb.value for verb in Verb if verb not in {Verb.PAUSE, Verb.RELEASE_KV, Verb.RECONCILE}]

@@ -1,0 +1,1 @@
+"""Drivers: they touch the world as plans ask, and report what they see of it."""

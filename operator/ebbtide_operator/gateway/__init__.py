@@ -1,0 +1,1 @@
+"""The gateway: what clients, trainers and the command line talk to."""

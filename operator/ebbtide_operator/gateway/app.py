@@ -1,0 +1,47 @@
+"""The gateway's application: routes, errors, guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ebbtide_api.server import InferenceServer
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp
+
+from ebbtide_operator.loop import Operator
+
+from . import groups, servers
+from .errors import answer_errors
+from .guard import Guard
+from .metrics import Metrics
+
+
+def build(
+    operator: Operator,
+    token: str,
+    *,
+    shutdown: Callable[[], None] = lambda: None,
+    remember: Callable[[InferenceServer], None] = lambda _server: None,
+) -> ASGIApp:
+    """Return the application of an operator. `remember` keeps an applied server; `shutdown` ends everything."""
+    app = FastAPI(title="Ebbtide", docs_url=None, redoc_url=None)
+    app.state.operator, app.state.shutdown, app.state.remember = operator, shutdown, remember
+    metrics = Metrics(operator)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Say that the operator works."""
+        stopping = operator.stopping.is_set()
+        body = {"status": "stopping" if stopping else "ok", "servers": len(operator.servers)}
+        return JSONResponse(body, status_code=503 if stopping else 200)
+
+    @app.get("/metrics")
+    async def exposition(_request: Request) -> PlainTextResponse:
+        """Return the metrics."""
+        return PlainTextResponse(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    app.include_router(groups.router)
+    app.include_router(servers.router)
+    answer_errors(app)
+    return Guard(app, token, operator.settings.body_limit)
