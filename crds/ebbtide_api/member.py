@@ -1,8 +1,12 @@
-"""What a member is told at birth: `member.json`, read by its agent and its launcher alike."""
+"""What a member is told at birth: `member.json`, read by its agent, its launcher and its engine alike."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 
 from pydantic import Field
 
@@ -83,3 +87,24 @@ class MemberConfig(Message):
     def token_path(self) -> str:
         """The bearer token that the agent accepts (mode 0600)."""
         return f"{self.home}/token"
+
+
+def load_member(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> MemberConfig:
+    """Return the configuration in `path`. Raises OSError, or ValueError that says what is wrong with it.
+
+    On a cluster one file serves all pods of a server: EBBTIDE_POD_NAME and EBBTIDE_POD_UID say which member this is.
+    The file changes under a running pod; EBBTIDE_MEMBER_DIGEST, if set, names the one that the pod was made for.
+    """
+    data = Path(path).read_bytes()
+    wanted = environ.get("EBBTIDE_MEMBER_DIGEST")
+    if wanted and hashlib.sha256(data).hexdigest() != wanted:
+        raise ValueError(f"{path} was changed since this pod was made; the pod must be replaced")
+    config = MemberConfig.model_validate_json(data)
+    pod = environ.get("EBBTIDE_POD_NAME")
+    if not pod:
+        return config
+    stem, _, number = pod.rpartition("-")
+    if stem != config.server or not number.isdigit():
+        raise ValueError(f"EBBTIDE_POD_NAME={pod!r} is no pod of server {config.server!r}")
+    uid = environ.get("EBBTIDE_POD_UID") or config.uid
+    return config.model_copy(update={"name": pod, "uid": uid, "ordinal": int(number)})
