@@ -83,21 +83,25 @@ def ours(member: MemberConfig) -> list[str]:
 def command_line(parser: Parser, member: MemberConfig) -> list[str]:
     """Return the whole command line for vLLM. Raises RefusedError, naming every argument that is in the way."""
     fixed = ours(member)
-    mine, asked = _parse(parser, fixed), _parse(parser, [*fixed, *member.extra_args])
+    # The extra arguments alone, too: ours override what a `--config` file says, without a word.
+    lines = ([], fixed, [*fixed, *member.extra_args], list(member.extra_args))
+    default, mine, together, alone = (_parse(parser, line) for line in lines)
     set_by_us = {part[2:].replace("-", "_") for part in fixed if part.startswith("--")}
     names = sorted(set_by_us | LOCKED.keys() | _ALSO.keys())
-    if wrong := [problem for name in names if (problem := _contradiction(name, mine, asked))]:
+    if wrong := [said for name in names if (said := _contradiction(name, default, mine, together, alone))]:
         raise RefusedError(f"engine.extraArgs may not set {'; '.join(wrong)}")
     return [*fixed, *member.extra_args]
 
 
-def _contradiction(name: str, mine: Namespace, asked: Namespace) -> str:
-    """Say how an argument differs from ours, or nothing."""
-    want, got = getattr(mine, name, None), getattr(asked, name, None)
-    if want == got or got in _ALSO.get(name, ()):
+def _contradiction(name: str, *parsed: Namespace) -> str:
+    """Say how what the user asks for differs from what Ebbtide sets, or nothing."""
+    default, want, together, alone = (getattr(each, name, None) for each in parsed)
+    allowed = (want, *_ALSO.get(name, ()))
+    asked = together if together not in allowed or alone == default else alone
+    if asked in allowed:
         return ""
     reason = LOCKED.get(name, f"Ebbtide sets {want!r}")
-    return f"--{name.replace('_', '-')} to {got!r} ({reason})"
+    return f"--{name.replace('_', '-')} to {asked!r} ({reason})"
 
 
 def _parse(parser: Parser, arguments: list[str]) -> Namespace:
