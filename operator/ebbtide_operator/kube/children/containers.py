@@ -44,6 +44,8 @@ ENDING_S = 20
 
 _PYTHON = "/opt/ebbtide/bin/python"
 _CONFINED: Json = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_SAYS_WHY: Json = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+"""The last lines of a container that ended badly are in the pod's status, and so in ours."""
 _READ_ONLY: Json = {**_CONFINED, "readOnlyRootFilesystem": True}
 
 
@@ -96,6 +98,7 @@ def payload_fixed(site: Site) -> Json:
     return {
         "name": "payload",
         **_image(site),
+        **_SAYS_WHY,
         "command": ["/opt/ebbtide/copy-payload", "/payload"],
         "volumeMounts": [{"name": "ebbtide-payload", "mountPath": "/payload"}],
     }
@@ -106,6 +109,7 @@ def agent_fixed(server: InferenceServer, site: Site, *, handoff: bool) -> Json:
     return {
         "name": "agent",
         **_image(site),
+        **_SAYS_WHY,
         "restartPolicy": "Always",
         "command": [_PYTHON, "-m", "ebbtide_runtime.agent", "--member", MEMBER_PATH],
         "env": [*_identity(server), *_agent_env(server, site)],
@@ -128,6 +132,7 @@ def engine_fixed(server: InferenceServer, *, handoff: bool) -> Json:
     return {
         "name": "engine",
         "image": server.spec.engine.image,
+        **_SAYS_WHY,
         "command": ["python3", "-m", "ebbtide_runtime.launch", "--member", MEMBER_PATH],
         "env": [*_identity(server), *_engine_env(server)],
         "ports": [
