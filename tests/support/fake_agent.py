@@ -49,6 +49,11 @@ def put(path: Path, value: int) -> None:
     temporary.replace(path)
 
 
+def alive(pid: int) -> int:
+    """Return a pid, or 0 when there is no such process."""
+    return pid if pid and Path(f"/proc/{pid}").exists() else 0
+
+
 def refuses(path: str, version: int) -> ErrorBody | None:
     """Say why a published version is refused: the only thing that is read of it is its manifest's version."""
     try:
@@ -113,7 +118,7 @@ class FakeAgent:
             await asyncio.sleep(TICK)
 
     def look(self, memory: Path) -> None:
-        boot, engine = number(memory / "boot"), number(memory / "engine")
+        boot, engine = number(memory / "boot"), alive(number(memory / "engine"))
         member = self.member
         if boot and boot != member.boot:
             member.boot = boot - 1
@@ -238,7 +243,7 @@ def reattach(agent: FakeAgent) -> None:
     """Say where the member is, from what the launcher and an earlier agent left: nothing is believed but that."""
     assert agent.memory is not None
     member, memory = agent.member, agent.memory
-    member.boot, member.engine_pid = number(memory / "boot"), number(memory / "engine")
+    member.boot, member.engine_pid = number(memory / "boot"), alive(number(memory / "engine"))
     if not member.engine_pid or number(memory / "grant") != member.boot:
         return
     held = json.loads((memory / "residency").read_text())

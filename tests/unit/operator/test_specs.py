@@ -1,0 +1,145 @@
+"""From a server to what members and plans are told; and births."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ebbtide_api.errors import EbbtideError, ErrorCode
+from ebbtide_api.member import Engine, MemberConfig, Parking
+from ebbtide_operator.drive import birth
+from ebbtide_operator.drive.layout import Layout
+from ebbtide_operator.specs import budget_of, check, check_changes, view
+
+from .given import server_of
+
+PORTS = (18000, 18400)
+
+
+def test_a_servers_view(model: Path) -> None:
+    spec: dict[str, Any] = {
+        "replicas": 3,
+        "sleep": {"level": "Discarded", "settle": "50ms", "drain": {"timeout": "5s"}},
+    }
+    seen = view(server_of(model, **spec))
+    assert (seen.name, seen.replicas, seen.awake, seen.level, seen.settle) == ("chat", 3, 3, 2, 0.05)
+    assert (seen.drain.timeout, seen.budget_mib, seen.device) == (5, 1000, "cpu0")
+    assert seen.member_names == ("chat-0", "chat-1", "chat-2")
+    assert view(server_of(model, power="Asleep")).awake == 0
+
+
+def test_without_a_declared_budget_the_machine_is_the_device(model: Path) -> None:
+    server = server_of(model, colocation={})
+    assert budget_of(server) > 1 << 30
+    assert server.group == "chat"
+    gpu = server_of(model, colocation={"devices": {"env": "NVIDIA_VISIBLE_DEVICES"}})
+    assert (budget_of(gpu), view(gpu).device) == (0, "gpu:NVIDIA_VISIBLE_DEVICES")
+
+
+def test_what_a_member_is_told(model: Path, layout: Layout) -> None:
+    spec: dict[str, Any] = {
+        "engine": {"port": 9100, "extraArgs": ["--enforce-eager"], "env": [{"name": "A", "value": "1"}]},
+        "sleep": {"parking": "OnSleep"},
+        "replicas": 2,
+    }
+    born = birth.prepare(server_of(model, **spec), 1, layout, PORTS)
+    told = MemberConfig.model_validate_json(born.path.read_bytes())
+    assert told == born.config
+    assert (told.name, told.ordinal, told.group, told.data_port) == ("chat-1", 1, "actor", 9101)
+    assert (told.extra_args, told.env, told.engine) == (["--enforce-eager"], {"A": "1"}, Engine.CPU)
+    assert (told.parking, told.device_budget) == (Parking.ON_SLEEP, 1000 << 20)
+    assert told.home == str(layout.member("chat-1"))
+    for secret in (told.secret_path, told.token_path):
+        assert stat.S_IMODE(Path(secret).stat().st_mode) == 0o600
+    assert Path(told.secret_path).read_text() != Path(told.token_path).read_text()
+    assert Path(told.handoff).is_dir()
+    assert stat.S_IMODE(layout.member("chat-1").stat().st_mode) == 0o700
+
+
+def test_a_second_birth_keeps_everything_that_matters(model: Path, layout: Layout) -> None:
+    server = server_of(model)
+    first = birth.prepare(server, 0, layout, PORTS)
+    second = birth.prepare(server, 0, layout, PORTS)
+    assert second == first
+    assert birth.wanted(server, 0, layout, first)
+    changed = server_of(model, engine={"extraArgs": ["--dtype=float32"]})
+    assert not birth.wanted(changed, 0, layout, first)
+    third = birth.prepare(changed, 0, layout, PORTS)
+    assert third.digest != first.digest
+    assert (third.config.uid, third.token) == (first.config.uid, first.token)
+
+
+def test_a_damaged_configuration_is_written_anew(model: Path, layout: Layout) -> None:
+    born = birth.prepare(server_of(model), 0, layout, PORTS)
+    born.path.write_text("{")
+    again = birth.prepare(server_of(model), 0, layout, PORTS)
+    assert json.loads(again.path.read_text())["name"] == "chat-0"
+
+
+def test_with_a_new_memory_folder_a_member_starts_from_its_model(model: Path, layout: Layout) -> None:
+    born = birth.prepare(server_of(model), 0, layout, PORTS)
+    state = layout.member("chat-0") / "state.json"
+    state.write_text('{"epoch": 3}')
+    birth.prepare(server_of(model), 0, layout, PORTS)
+    assert state.exists()
+    layout.member_memory("chat-0").rename(layout.memory / "gone")
+    birth.prepare(server_of(model), 0, layout, PORTS)
+    assert not state.exists()
+    assert born.path.exists()
+
+
+def test_a_free_port_is_the_same_while_it_is_free() -> None:
+    port = birth.free_port("chat-0", PORTS)
+    assert port == birth.free_port("chat-0", PORTS)
+    assert birth.free_port("chat-1", PORTS) != port
+    with socket.create_server(("127.0.0.1", port)):
+        assert birth.free_port("chat-0", PORTS) != port
+        with pytest.raises(OSError, match="no free port"):
+            birth.free_port("chat-0", (port, port + 1))
+
+
+def refused(servers: list[Any], new: list[Any] | None = None) -> EbbtideError:
+    with pytest.raises(EbbtideError) as caught:
+        check({server.name: server for server in servers}, servers if new is None else new)
+    return caught.value
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    error = refused([server_of(tmp_path / "nowhere")])
+    assert error.code is ErrorCode.INVALID_REQUEST
+    assert "spec.model.source" in error.message
+
+
+def test_ports_and_budgets_of_servers_must_fit(model: Path) -> None:
+    first = server_of(model, replicas=3)
+    assert "port 8002" in refused([first, server_of(model, "other", engine={"port": 8002})]).message
+    assert "port 65536" in refused([server_of(model, engine={"port": 65535}, replicas=2)]).message
+    bigger = {"group": "actor", "devices": {"cpu": {"memory": "2000Mi"}}}
+    other = server_of(model, "other", engine={"port": 9000}, colocation=bigger)
+    assert "share a device" in refused([first, other]).message
+    elsewhere = server_of(model, "other", engine={"port": 9000}, colocation={**bigger, "group": "critic"})
+    check({"chat": first, "other": elsewhere}, [first, elsewhere])
+
+
+def test_what_is_not_honoured_is_refused(model: Path) -> None:
+    error = refused([server_of(model, sleep={"idle": {"after": "5m"}})])
+    assert error.code is ErrorCode.NOT_YET_SUPPORTED
+
+
+def test_a_group_never_changes(model: Path) -> None:
+    before = {"chat": server_of(model)}
+    check_changes(before, [server_of(model, replicas=2)])
+    with pytest.raises(EbbtideError, match=r"colocation\.group"):
+        check_changes(before, [server_of(model, colocation={"group": "critic"})])
+
+
+def test_every_home_has_its_own_memory_folder(tmp_path: Path) -> None:
+    one, two = (Layout.of(tmp_path / name, tmp_path) for name in ("a", "b"))
+    assert one.memory != two.memory
+    assert Layout.of(tmp_path / "a", tmp_path) == one
+    assert replace(one, memory=two.memory).member_memory("x").parent == two.memory / "members"
