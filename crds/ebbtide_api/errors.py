@@ -28,6 +28,7 @@ class ErrorCode(StrEnum):
     INVALID_TAG = "INVALID_TAG"
     INVALID_MODE = "INVALID_MODE"
     UNAUTHENTICATED = "UNAUTHENTICATED"
+    FORBIDDEN = "FORBIDDEN"
     NOT_LEASE_HOLDER = "NOT_LEASE_HOLDER"
     NOT_FOUND = "NOT_FOUND"
     ILLEGAL_TRANSITION = "ILLEGAL_TRANSITION"
@@ -72,6 +73,7 @@ RULES: dict[ErrorCode, Rule] = {
     ErrorCode.INVALID_TAG: Rule(400, False, "Use the tags weights and kv_cache."),
     ErrorCode.INVALID_MODE: Rule(400, False, "Use one of the modes in details."),
     ErrorCode.UNAUTHENTICATED: Rule(401, False, "Send the token that `ebbtide up` wrote, or set EBBTIDE_TOKEN."),
+    ErrorCode.FORBIDDEN: Rule(403, False, "Ask for a role that allows what details names."),
     ErrorCode.NOT_LEASE_HOLDER: Rule(403, False, "Take the group's lease first."),
     ErrorCode.NOT_FOUND: Rule(404, False, "Check the name; `ebbtide status` lists what exists."),
     ErrorCode.ILLEGAL_TRANSITION: Rule(409, False, "Read the state, then call a verb that it allows."),
@@ -108,6 +110,7 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.INVALID_TAG: "A memory tag that no engine has.",
     ErrorCode.INVALID_MODE: "A mode that the verb does not take.",
     ErrorCode.UNAUTHENTICATED: "The token is missing or wrong.",
+    ErrorCode.FORBIDDEN: "The caller is known, and not allowed to do this.",
     ErrorCode.NOT_LEASE_HOLDER: "Only the holder of the group's lease may do this.",
     ErrorCode.NOT_FOUND: "No server, group, lease or operation has that name.",
     ErrorCode.ILLEGAL_TRANSITION: "The verb does not fit the member's phase.",
