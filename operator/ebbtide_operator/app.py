@@ -60,14 +60,13 @@ async def serve(
     with HomeLock(layout.lock) as lock, _listen(settings.port) as listener:
         url = f"http://{HOST}:{listener.getsockname()[1]}"
         lock.say(url)
-        parts = await _assemble(servers, settings, layout)
-        stop = asyncio.Event()
-        try:
-            with _signals(stop):
+        with _signals() as stop:
+            parts = await _assemble(servers, settings, layout)
+            try:
                 await _serve(parts, listener, stop, lambda: _announce(layout, url, ready))
-        finally:
-            layout.operator.unlink(missing_ok=True)
-            await parts.operator.stop(keep=keep)
+            finally:
+                layout.operator.unlink(missing_ok=True)
+                await parts.operator.stop(keep=keep)
 
 
 @dataclass(frozen=True)
@@ -148,13 +147,14 @@ def _announce(layout: Layout, url: str, ready: Ready) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+def _signals() -> Iterator[asyncio.Event]:
+    """Turn SIGINT and SIGTERM into an event. A second one does not cut the end short: members would be left behind."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
         loop.add_signal_handler(number, stop.set)
     try:
-        yield
+        yield stop
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # From here on a second signal would cut the end short: members would be left behind.
-            loop.add_signal_handler(number, lambda: log.info("already stopping"))
+        for number in numbers:
+            loop.remove_signal_handler(number)

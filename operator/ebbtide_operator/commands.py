@@ -105,12 +105,13 @@ def _hear_of(group: Group, lease_id: str) -> None:
         group.renewed[lease_id] = time.monotonic()
 
 
-async def renew_lease(operator: Operator, name: str, lease_id: str, asked: Asked) -> Lease:
-    """Hear of a holder. Raises STALE_EPOCH when the lease is not the group's any more."""
+async def renew_lease(operator: Operator, name: str, lease_id: str, asked: Asked, ttl: float | None = None) -> Lease:
+    """Hear of a holder, who may want another time to live. Raises STALE_EPOCH when the lease is over."""
     group = group_named(operator, name)
     async with group.lock:
-        _refuse_older(group.record, asked)
+        _refuse_older(group.record, lease_id, asked)
         record = _changed(leases.renew(group.record, lease_id, asked.epoch), group)
+        record = leases.with_ttl(record, lease_id, ttl) if ttl else record
         group.renewed[lease_id] = time.monotonic()
         await _save(operator, group, record)
     operator.queue.add(name)
@@ -121,15 +122,17 @@ async def release_lease(operator: Operator, name: str, lease_id: str, asked: Ask
     """Give a lease back, or leave the queue."""
     group = group_named(operator, name)
     async with group.lock:
-        if (lease := group.record.find(lease_id)) is None or lease.stage not in leases.ENDED:
-            _refuse_older(group.record, asked)
+        _refuse_older(group.record, lease_id, asked)
         answer = leases.release(group.record, lease_id, operator.settings.reclaim_deadline)
         await _save(operator, group, _changed(answer, group))
     return view_of(operator, group, lease_id)
 
 
-def _refuse_older(record: GroupRecord, asked: Asked) -> None:
-    if asked.epoch is not None and asked.epoch < record.epoch:
+def _refuse_older(record: GroupRecord, lease_id: str, asked: Asked) -> None:
+    """Refuse a holder of old, also one of whom nothing is known any more. A place in the queue has no epoch yet."""
+    lease = record.find(lease_id)
+    over = lease is not None and (lease in record.queue or lease.stage in leases.ENDED)
+    if not over and asked.epoch is not None and asked.epoch < record.epoch:
         raise leases.stale(record, asked.epoch).error()
 
 

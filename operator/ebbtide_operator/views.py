@@ -73,7 +73,7 @@ def server_view(operator: Operator, server: InferenceServer) -> ServerState:
     return ServerState(
         name=server.name,
         group=server.group,
-        model=server.spec.model.source,
+        model=server.served_name,
         replicas=server.spec.replicas,
         ready=_holds(ready),
         serving=_holds(serving),

@@ -103,6 +103,7 @@ class FakeMember:
     calls: list[str] = field(default_factory=list)
     state_version: int = 1
     url: str = ""
+    forget_sizes: bool = False
 
     @property
     def used(self) -> float:
@@ -132,8 +133,8 @@ class FakeMember:
             operation=self.current[0] if self.current else None,
             devices=[DeviceMemory(id="cpu0", used_mib=self.used, free_mib=BUDGET - self.used, total_mib=BUDGET)],
             residual_mib=RESIDUAL,
-            weights_mib=WEIGHTS,
-            kv_mib=KV_CACHE,
+            weights_mib=0 if self.forget_sizes and not self.engine_pid else WEIGHTS,
+            kv_mib=0 if self.forget_sizes and not self.engine_pid else KV_CACHE,
             cycle=self.cycle,
             state_version=self.state_version,
             url=self.url,

@@ -23,6 +23,8 @@ from .memory import Trainer, exists, start_of
 from .processes import end_strays
 
 log = logging.getLogger("ebbtide.local")
+REFRESH_PATIENCE = 1.0
+"""Seconds that somebody who only looks waits for an agent's newest measurement."""
 SETUP_RETRY = 2.0
 """Seconds between two tries to make a member's folders and files."""
 TRAINERS_KEPT = 64
@@ -90,7 +92,8 @@ class LocalDriver:
 
     async def refresh(self, group: str) -> None:
         """Ask every agent of a group now."""
-        await asyncio.gather(*(member.refresh() for member in self._members.values() if member.group == group))
+        members = [member for member in self._members.values() if member.group == group]
+        await asyncio.gather(*(member.refresh(REFRESH_PATIENCE) for member in members))
 
     async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
         """Measure a lease's processes. Without a pid nothing can be known of them."""

@@ -144,13 +144,16 @@ class LocalMember:
         self._state, self._last = state, state or self._last
         self._changed()
 
-    async def refresh(self) -> None:
-        """Ask the agent now."""
+    async def refresh(self, patience: float | None = None) -> None:
+        """Ask the agent now. An agent that does not answer within `patience` seconds is believed as it was."""
         client = self._client
         if client is None or self._state is None:
             return
         try:
-            self._heard(await client.state())
+            async with asyncio.timeout(patience):
+                self._heard(await client.state())
+        except TimeoutError:
+            log.debug("%s takes its time", self.name)
         except (Unreachable, EbbtideError) as error:
             log.debug("%s does not answer: %s", self.name, error)
             self._heard(None)

@@ -38,7 +38,8 @@ class Trainer:
 
 
 def _descendants(known: dict[int, int], processes: Iterable[Process]) -> list[Process]:
-    processes = list(processes)
+    # An operator that the trainer started is not the trainer: its engines are measured as engines.
+    processes = [each for each in processes if each.pid != os.getpid()]
     # A pid that was given to somebody else is nobody's parent of ours.
     found = {each.pid for each in processes if known.get(each.pid) == each.start}
     family: list[Process] = []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from ebbtide_api.base import Message
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.verbs import Lease, LeaseRequest, LeaseStage, LendRequest, Operation, OperationStatus, ReclaimRequest
 from fastapi import APIRouter, Body, Request
+from pydantic import Field
 from starlette.responses import JSONResponse
 
 from ebbtide_operator import commands, views
@@ -78,10 +80,19 @@ async def get_lease(request: Request, group: str, lease: str, wait: Waited) -> J
     return lease_response(await commands.wait_for_lease(operator_of(request), group, lease, wait))
 
 
+class Renewal(Message):
+    """A sign of life, and perhaps another time to live."""
+
+    ttl_seconds: float | None = Field(None, gt=0, le=86400)
+
+
 @router.put("/{group}/lease/{lease}")
-async def renew_lease(request: Request, group: str, lease: str, asked: AskedHeaders) -> JSONResponse:
+async def renew_lease(
+    request: Request, group: str, lease: str, asked: AskedHeaders, body: Annotated[Renewal | None, Body()] = None
+) -> JSONResponse:
     """Say that the holder lives."""
-    return JSONResponse((await commands.renew_lease(operator_of(request), group, lease, asked)).wire())
+    ttl = body.ttl_seconds if body else None
+    return JSONResponse((await commands.renew_lease(operator_of(request), group, lease, asked, ttl)).wire())
 
 
 @router.delete("/{group}/lease/{lease}")

@@ -85,6 +85,16 @@ def renew(record: GroupRecord, lease_id: str, epoch: int | None) -> GroupRecord 
     return Already()
 
 
+def with_ttl(record: GroupRecord, lease_id: str, ttl: float) -> GroupRecord:
+    """Return the record with another time to live for a lease that is held or waits."""
+
+    def changed(lease: LeaseRecord) -> LeaseRecord:
+        return lease.model_copy(update={"ttl_seconds": ttl}) if lease.id == lease_id else lease
+
+    lease, queue = record.lease, tuple(changed(waiting) for waiting in record.queue)
+    return record.model_copy(update={"lease": changed(lease) if lease else None, "queue": queue})
+
+
 def _unknown(record: GroupRecord, lease_id: str) -> Refusal:
     return Refusal(ErrorCode.NOT_FOUND, f"group {record.group} knows no lease {lease_id}", {"lease": lease_id})
 

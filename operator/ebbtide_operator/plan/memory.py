@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ebbtide_api.errors import EbbtideError, ErrorBody, ErrorCode
-from ebbtide_api.state import StateVector
+from ebbtide_api.state import Phase
 from ebbtide_api.verbs import Verb
 
 from .keys import verb_of
 from .member import Do, Need
+from .record import GroupRecord, Size
 from .world import MemberView, World
 
 SLACK_MIB = 1.0
@@ -65,15 +66,30 @@ def _device(world: World, device: str) -> Device:
     return Device(device, min(limits, default=0.0), tuple(members))
 
 
-def need_of(state: StateVector, need: Need) -> float:
+def size_of(record: GroupRecord, member: MemberView) -> Size:
+    """Return what a member takes of its device: as it says now, else as it said when it was lent."""
+    known, state = record.sizes.get(member.name, Size()), member.state
+    if state is None:
+        return known
+    return Size(
+        weights=state.weights_mib or known.weights,
+        kv=state.kv_mib or known.kv,
+        residual=state.residual_mib or known.residual,
+    )
+
+
+def need_of(record: GroupRecord, member: MemberView, need: Need) -> float:
     """Return the MiB that a step takes from the device. What was never measured is not asked for."""
+    size = size_of(record, member)
     match need:
         case Need.WEIGHTS:
-            return state.weights_mib
+            return size.weights
         case Need.KV:
-            return state.kv_mib
+            return size.kv
         case Need.ALL:
-            return state.weights_mib + state.kv_mib
+            # An engine that is not started has not even its residual.
+            started = member.state is not None and member.state.phase is not Phase.PENDING_DEVICE
+            return size.weights + size.kv + (0.0 if started else size.residual)
         case Need.NOTHING:
             return 0.0
 
@@ -81,13 +97,13 @@ def need_of(state: StateVector, need: Need) -> float:
 def reserved(world: World, device: str) -> float:
     """Return what wakes that are in flight will take and no measurement shows yet."""
     names = {server.name for server in world.servers.values() if server.device == device}
-    return sum(_of_busy(member) for member in world.members if member.server in names)
+    return sum(_of_busy(world.record, member) for member in world.members if member.server in names)
 
 
-def _of_busy(member: MemberView) -> float:
+def _of_busy(record: GroupRecord, member: MemberView) -> float:
     if member.busy is None or member.state is None:
         return 0.0
-    return need_of(member.state, _TAKES.get(verb_of(member.busy), Need.NOTHING))
+    return need_of(record, member, _TAKES.get(verb_of(member.busy), Need.NOTHING))
 
 
 _TAKES = {Verb.WAKE_WEIGHTS.value: Need.WEIGHTS, Verb.WAKE_KV.value: Need.KV, Verb.GRANT.value: Need.ALL}
@@ -99,7 +115,7 @@ def shortages(world: World, wanted: Iterable[tuple[MemberView, Do]]) -> dict[str
     for member, step in wanted:
         if member.state and step.need is not Need.NOTHING:
             device = world.server_of(member).device
-            asked[device] = asked.get(device, 0.0) + need_of(member.state, step.need)
+            asked[device] = asked.get(device, 0.0) + need_of(world.record, member, step.need)
     found = devices(world)
     return {
         device: not_free(found[device], need)
@@ -136,5 +152,5 @@ def asleep_need(world: World) -> dict[str, float]:
     for member in world.members:
         if member.released and member.state and member.server in world.servers:
             device = world.server_of(member).device
-            needs[device] = needs.get(device, 0.0) + need_of(member.state, Need.ALL)
+            needs[device] = needs.get(device, 0.0) + need_of(world.record, member, Need.ALL)
     return needs

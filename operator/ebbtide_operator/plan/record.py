@@ -65,8 +65,19 @@ class Serve(Reading):
     canary: Canary | None = None
 
 
+class Size(Reading):
+    """What a member takes of its device, as it said when it was lent. MiB."""
+
+    weights: float = 0
+    kv: float = 0
+    residual: float = 0
+
+
 class GroupRecord(Reading):
-    """A group's intent. `manual` names the servers that somebody drives step by step."""
+    """A group's intent. `manual` names the servers that somebody drives step by step.
+
+    `sizes` are the members' as last lent: an engine that died since says nothing of what it will need to come back.
+    """
 
     group: str
     epoch: int = 1
@@ -76,6 +87,7 @@ class GroupRecord(Reading):
     queue: tuple[LeaseRecord, ...] = ()
     past: tuple[LeaseRecord, ...] = ()
     manual: frozenset[str] = Field(default_factory=frozenset)
+    sizes: dict[str, Size] = Field(default_factory=dict)
 
     @property
     def loading(self) -> int | None:

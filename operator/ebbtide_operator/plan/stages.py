@@ -17,7 +17,7 @@ from ebbtide_api.verbs import LeaseStage
 from . import lease as leases
 from .actions import Finish
 from .lending import lend_failure, lend_settled, lent
-from .memory import SLACK_MIB, asleep_need, devices
+from .memory import SLACK_MIB, asleep_need, devices, size_of
 from .record import ENGINE, LeaseRecord
 from .returning import decided, give_up, refused, returned
 from .turn import Turn
@@ -157,8 +157,9 @@ def _lent(world: World, now: float) -> Turn | None:
     record, lease = world.record, world.record.lease
     if lease is None or lease.ending or not lent(world, lease):
         return None
+    sizes = {member.name: size_of(record, member) for member in world.wanted}
     changed = record.with_lease(stage=LeaseStage.LENT)
-    return Turn(changed.model_copy(update={"owner": lease.holder}))
+    return Turn(changed.model_copy(update={"owner": lease.holder, "sizes": sizes}))
 
 
 def _refuse_update(world: World, now: float) -> Turn | None:

@@ -86,6 +86,29 @@ async def test_who_renews_keeps_the_lease(house: House) -> None:
     assert house.record.lease is not None
 
 
+async def test_a_renewal_may_change_the_time_to_live(house: House) -> None:
+    lease, second = await house.acquire(ttlSeconds=30), await house.acquire("b", ttlSeconds=30)
+    for one in (lease, second):
+        path = f"{GROUP}/lease/{one['id']}"
+        renewed = await house.client.put(path, json={"ttlSeconds": 90})
+        assert renewed.json()["ttlSeconds"] == 90
+        assert renewed.json()["expiresIn"] > 80
+        assert code(await house.client.put(path, json={"ttlSeconds": -1}), 400) == "INVALID_REQUEST"
+        assert code(await house.client.put(path, json={"surprise": 1}), 400) == "INVALID_REQUEST"
+
+
+async def test_a_place_in_the_queue_has_no_epoch_to_be_late_with(house: House) -> None:
+    first, second = await house.acquire("a"), await house.acquire("b")
+    third = await house.acquire("c")
+    await house.client.delete(f"{GROUP}/lease/{first['id']}", headers=by(first))
+    await house.until(lambda: house.record.epoch == 4)
+    assert third["epoch"] < 4
+    path = f"{GROUP}/lease/{third['id']}"
+    assert (await house.client.put(path, headers=by(third))).status_code == 200
+    assert (await house.client.delete(path, headers=by(third))).json()["stage"] == "Cancelled"
+    assert second["stage"] == "Queued"
+
+
 async def test_waiting_in_line_is_a_sign_of_life(house: House) -> None:
     await house.acquire("a", ttlSeconds=3600)
     second = await house.acquire("b", ttlSeconds=0.3)

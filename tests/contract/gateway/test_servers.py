@@ -23,7 +23,7 @@ async def step(house: House, verb: str, body: Any = None, **headers: str) -> htt
 
 async def test_the_state_of_a_server(house: House) -> None:
     state = (await house.client.get(STATE)).json()
-    assert (state["name"], state["group"], state["replicas"]) == ("chat", "actor", 2)
+    assert (state["name"], state["group"], state["model"], state["replicas"]) == ("chat", "actor", "chat", 2)
     assert (state["ready"], state["serving"], state["reason"]) == (True, True, "Serving")
     assert [member["phase"] for member in state["members"]] == ["Running", "Running"]
     assert {member["owner"] for member in state["members"]} == {"engine"}

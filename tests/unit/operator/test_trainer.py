@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,6 +81,18 @@ def test_children_count_and_outlive_their_parent() -> None:
         while start_of(child) is not None:
             pass
         assert not trainer.measure().alive
+
+
+def test_our_own_process_is_not_the_trainers_though_the_trainer_started_it() -> None:
+    parent = os.getppid()
+    start = start_of(parent)
+    assert start is not None
+    with running(HOLD, "64") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        trainer = Trainer(parent, start)
+        trainer.measure()
+        assert not {os.getpid(), process.pid} & set(trainer._known)
 
 
 def test_another_process_of_the_same_pid_is_nobody() -> None:

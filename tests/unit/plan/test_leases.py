@@ -249,6 +249,24 @@ def test_a_dead_holder_frees_nothing_until_its_memory_is_measured_free() -> None
     assert refusal(leases.check_epoch(sim.record, 2)) is ErrorCode.STALE_EPOCH
 
 
+def test_an_engine_that_died_meanwhile_is_counted_as_large_as_it_was() -> None:
+    sim = lent()
+    for member in sim.members.values():
+        member.kill_engine()
+    sim.step()
+    for member in sim.members.values():
+        member.forget_sizes = True
+    assert sim.phases == {Phase.PENDING_DEVICE}
+    sim.trainer = TrainerView(77, alive=True, used_mib=400)
+    sim.now += 31
+    for _ in range(10):
+        sim.step()
+    assert sim.stage is LeaseStage.OWNER_LOST, "two engines of 350 MiB do not fit beside 400 of 1000"
+    sim.trainer = TrainerView(77, alive=True, used_mib=290)
+    sim.settle()
+    assert sim.phases == {Phase.RUNNING}
+
+
 def test_a_holder_that_expired_but_uses_little_is_taken_over() -> None:
     sim = lent()
     sim.trainer = TrainerView(77, alive=True, used_mib=50)
