@@ -1,6 +1,6 @@
 """Write what is generated from the models: the CRDs and the page of errors.
 
-python -m ebbtide_api.crdgen             write crds/*.yaml and docs/errors.md
+python -m ebbtide_api.crdgen             write crds/*.yaml, the chart's copies, docs/errors.md
 python -m ebbtide_api.crdgen --check     write nothing; exit 1 and name the stale files
 python -m ebbtide_api.crdgen --root DIR  another checkout than the current folder
 """
@@ -186,7 +186,10 @@ def errors_page() -> str:
 
 def generated() -> dict[str, str]:
     """Return every generated file: path from the checkout's root, and text."""
-    return {kind.file: crd_file(kind) for kind in KINDS} | {"docs/errors.md": errors_page()}
+    crds = {kind.file: crd_file(kind) for kind in KINDS}
+    # Helm cannot read outside the chart's folder.
+    copies = {f"charts/ebbtide/files/{name}": text for name, text in crds.items()}
+    return {**crds, **copies, "docs/errors.md": errors_page()}
 
 
 def stale(root: Path) -> list[str]:

@@ -48,6 +48,8 @@ def test_the_command_writes_what_is_stale_and_then_nothing(tmp_path: Path, capsy
     assert not list(tmp_path.iterdir())
     assert crdgen.main(root) == 0
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*") if path.is_file()} == {
+        "charts/ebbtide/files/crds/inferenceservers.ebbtide.dev.yaml",
+        "charts/ebbtide/files/crds/kvcachepolicies.ebbtide.dev.yaml",
         "crds/inferenceservers.ebbtide.dev.yaml",
         "crds/kvcachepolicies.ebbtide.dev.yaml",
         "docs/errors.md",
