@@ -54,7 +54,9 @@ uint32_t crc32c_portable(const void* data, size_t bytes, uint32_t seed) noexcept
 }
 
 uint32_t crc32c(const void* data, size_t bytes, uint32_t seed) noexcept {
-  return crc32c_hardware() ? crc32c_x86(data, bytes, seed) : crc32c_portable(data, bytes, seed);
+  if (crc32c_has(Crc32cWay::kFourStreams)) return crc32c_four(data, bytes, seed);
+  if (crc32c_has(Crc32cWay::kThreeStreams)) return crc32c_three(data, bytes, seed);
+  return crc32c_portable(data, bytes, seed);
 }
 
 uint32_t crc32c_combine(uint32_t first, uint32_t second, uint64_t second_bytes) noexcept {
@@ -70,4 +72,4 @@ int32_t ebb_crc32c(const void* data, uint64_t bytes, uint32_t seed, uint32_t* cr
   });
 }
 
-int32_t ebb_crc32c_is_hardware(void) { return ebb::crc32c_hardware() ? 1 : 0; }
+int32_t ebb_crc32c_is_hardware(void) { return ebb::crc32c_has(ebb::Crc32cWay::kThreeStreams) ? 1 : 0; }

@@ -12,10 +12,12 @@ uint32_t crc32c(const void* data, size_t bytes, uint32_t seed) noexcept;
 // The result for A followed by B, from the results of both, without their bytes.
 uint32_t crc32c_combine(uint32_t first, uint32_t second, uint64_t second_bytes) noexcept;
 
-// The two ways to do it; crc32c chooses. Slow on every machine, and fast where crc32c_hardware() is true.
+// The ways to do it, from slow to fast; crc32c takes the last one that this processor has.
+enum class Crc32cWay { kPortable, kThreeStreams, kFourStreams };
+bool crc32c_has(Crc32cWay way) noexcept;
 uint32_t crc32c_portable(const void* data, size_t bytes, uint32_t seed) noexcept;
-bool crc32c_hardware() noexcept;
-uint32_t crc32c_x86(const void* data, size_t bytes, uint32_t seed) noexcept;
+uint32_t crc32c_three(const void* data, size_t bytes, uint32_t seed) noexcept;
+uint32_t crc32c_four(const void* data, size_t bytes, uint32_t seed) noexcept;
 
 // Arithmetic of polynomials over GF(2), reflected: bit 31 is x^0.
 constexpr uint32_t kPolynomial = 0x82F63B78;

@@ -21,6 +21,17 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// Not stat(): that name is newer than the oldest glibc this must run on.
+struct statx status_of(int folder, const char* name, int flags, const std::string& path) {
+  struct statx status = {};
+  if (::statx(folder, name, flags, STATX_TYPE | STATX_SIZE | STATX_INO, &status) != 0) {
+    fail_errno("cannot stat " + path);
+  }
+  return status;
+}
+
+struct statx status_of(int fd, const std::string& path) { return status_of(fd, "", AT_EMPTY_PATH, path); }
+
 }  // namespace
 
 File& File::operator=(File&& other) noexcept {
@@ -36,17 +47,13 @@ File open_regular(const std::string& path, int flags) {
   // O_NONBLOCK: opening a pipe that someone put there must not hang.
   File file(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!file) fail_errno("cannot open " + path);
-  struct stat status = {};
-  if (::fstat(file.fd(), &status) != 0) fail_errno("cannot stat " + path);
-  if (!S_ISREG(status.st_mode)) fail(EBB_FOREIGN, path + " is not a regular file");
+  if (!S_ISREG(status_of(file.fd(), path).stx_mode)) fail(EBB_FOREIGN, path + " is not a regular file");
   return file;
 }
 
-uint64_t file_size(int fd, const std::string& path) {
-  struct stat status = {};
-  if (::fstat(fd, &status) != 0) fail_errno("cannot stat " + path);
-  return static_cast<uint64_t>(status.st_size);
-}
+uint64_t file_size(int fd, const std::string& path) { return status_of(fd, path).stx_size; }
+
+uint64_t inode_of(const std::string& path) { return status_of(AT_FDCWD, path.c_str(), 0, path).stx_ino; }
 
 uint64_t read_at(int fd, void* buffer, uint64_t bytes, uint64_t offset, const std::string& path) {
   uint64_t done = 0;

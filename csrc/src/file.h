@@ -28,6 +28,7 @@ class File {
 // A regular file; EBB_FOREIGN for a symbolic link or anything else.
 File open_regular(const std::string& path, int flags);
 uint64_t file_size(int fd, const std::string& path);
+uint64_t inode_of(const std::string& path);
 
 // Short of `bytes` only at the end of the file; the number read.
 uint64_t read_at(int fd, void* buffer, uint64_t bytes, uint64_t offset, const std::string& path);

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -47,6 +48,7 @@ uint32_t park_chunk(const Region& region, const ParkFile& park, int fd, uint64_t
     crc = crc32c(buffer.data(), piece.length, crc);
     write_at(fd, buffer.data(), piece.length, park.chunk_place(chunk) + piece.offset, park.path);
   }
+  park.map.populate(park.chunk_place(chunk), park.chunk_length(chunk));
   return crc;
 }
 
@@ -54,6 +56,13 @@ void read_piece(const ParkFile& park, Buffer& buffer, uint64_t chunk, const Piec
   const uint64_t place = park.chunk_place(chunk) + piece.offset;
   if (read_at(park.file.fd(), buffer.data(), piece.length, place, park.path) == piece.length) return;
   fail(EBB_TRUNCATED, park.path + " ends within chunk " + std::to_string(chunk));
+}
+
+// Where the piece's bytes are: in place if the file is mapped, else read into the buffer.
+const char* piece_of(const ParkFile& park, Buffer& buffer, uint64_t chunk, const Piece& piece) {
+  if (park.map) return park.map.at(park.chunk_place(chunk) + piece.offset);
+  read_piece(park, buffer, chunk, piece);
+  return buffer.data();
 }
 
 uint64_t random_below(uint64_t limit) {
@@ -67,10 +76,12 @@ uint64_t random_below(uint64_t limit) {
 
 Parked Parked::create(const std::string& path, Region& region, const ParkOrder& order) {
   const Region::Hold hold(region, Region::Use::kRead);
-  ParkFile park{path, File(), park_header(order.version, order.layout, hold.span()), {}};
+  ParkFile park{path, File(), park_header(order.version, order.layout, hold.span()), {}, {}};
   park.table.resize(park.header.chunks);
   Unborn unborn(path);
   check_room(unborn.fd(), park.file_bytes(), path);
+  if (::ftruncate(unborn.fd(), static_cast<off_t>(park.file_bytes())) != 0) fail_errno("cannot size " + path);
+  park.map = Mapping::of_memory_file(unborn.fd(), park.file_bytes());
   Counter chunks(park.header.chunks);
   fan_out_nice(order.threads, order.nice, chunks, [&](uint64_t chunk) {
     park.table[chunk] = park_chunk(region, park, unborn.fd(), chunk, order.cancel);
@@ -102,6 +113,7 @@ void Parked::verify_chunk(uint64_t chunk) const {
     crc = crc32c(buffer.data(), piece.length, crc);
   }
   check(chunk, crc);
+  park_.map.populate(park_.chunk_place(chunk), park_.chunk_length(chunk));
 }
 
 void Parked::verify(uint64_t sample, int32_t threads) const {
@@ -126,7 +138,8 @@ bool Parked::matches(Region& region, int32_t threads) const {
       copy_out(region, buffer.data(), chunk * kChunk + piece.offset, piece.length);
       crc = crc32c(buffer.data(), piece.length, crc);
     }
-    if (crc == park_.table[chunk]) return;
+    if (crc == park_.table[chunk])
+      return park_.map.populate(park_.chunk_place(chunk), park_.chunk_length(chunk));
     same = false;
     chunks.stop();
   });
@@ -138,10 +151,12 @@ void Parked::restore_chunk(const Region& region, uint64_t chunk, bool verify) co
   Buffer buffer;
   uint32_t crc = 0;
   for (const Piece piece : Pieces(park_.chunk_length(chunk))) {
-    read_piece(park_, buffer, chunk, piece);
-    if (verify) crc = crc32c(buffer.data(), piece.length, crc);
+    const char* bytes = piece_of(park_, buffer, chunk, piece);
     char* place = region.base() + chunk * kChunk + piece.offset;
-    check_device(device.copy_in(device.context, place, buffer.data(), piece.length), device.name, "copy in");
+    check_device(device.copy_in(device.context, place, bytes, piece.length), device.name, "copy in");
+    // After the copy, which reads in order and so lets the processor fetch ahead: now the piece is in the
+    // cache.
+    if (verify) crc = crc32c(bytes, piece.length, crc);
   }
   if (verify) check(chunk, crc);
 }
@@ -150,6 +165,7 @@ void Parked::restore(Region& region, int32_t threads, bool verify) const {
   Region::Hold hold(region, Region::Use::kFill, park_.header.span);
   Counter chunks(park_.header.chunks);
   try {
+    check_size(park_);  // or a mapped file cut short since it was opened would end the process
     fan_out(threads, chunks, [&](uint64_t chunk) { restore_chunk(region, chunk, verify); });
   } catch (...) {
     hold.spoil();

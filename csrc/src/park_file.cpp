@@ -73,15 +73,18 @@ ParkHeader park_header(uint64_t version, uint64_t layout, uint64_t span) noexcep
   return header;
 }
 
+void check_size(const ParkFile& park) {
+  const uint64_t size = file_size(park.file.fd(), park.path);
+  if (size == park.file_bytes()) return;
+  fail(EBB_TRUNCATED, park.path + " has " + std::to_string(size) + " bytes, its header says " +
+                          std::to_string(park.file_bytes()));
+}
+
 ParkFile open_park_file(const std::string& path) {
   File file = open_regular(path, O_RDONLY);
   const ParkHeader header = read_header(file.fd(), path);
-  ParkFile park{path, std::move(file), header, {}};
-  const uint64_t size = file_size(park.file.fd(), path);
-  if (size != park.file_bytes()) {
-    fail(EBB_TRUNCATED, path + " has " + std::to_string(size) + " bytes, its header says " +
-                            std::to_string(park.file_bytes()));
-  }
+  ParkFile park{path, std::move(file), header, {}, {}};
+  check_size(park);
   park.table.resize(header.chunks);  // bounded by the file's true size, just checked
   const uint64_t bytes = header.chunks * sizeof(uint32_t);
   if (read_at(park.file.fd(), park.table.data(), bytes, kBlock, path) != bytes) {
@@ -89,6 +92,7 @@ ParkFile open_park_file(const std::string& path) {
   }
   if (crc_of(park.table) != header.table_crc)
     fail(EBB_CORRUPT, path + ": the checksums do not match their own");
+  park.map = Mapping::of_memory_file(park.file.fd(), park.file_bytes());
   return park;
 }
 

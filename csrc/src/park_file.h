@@ -7,6 +7,7 @@
 
 #include "ebbtide.h"
 #include "file.h"
+#include "mapping.h"
 
 namespace ebb {
 
@@ -35,12 +36,15 @@ struct ParkFile {
   File file;
   ParkHeader header;
   std::vector<uint32_t> table;
+  Mapping map;  // of all of it, where the file is in memory
 
   [[nodiscard]] uint64_t chunk_length(uint64_t chunk) const noexcept;
   [[nodiscard]] uint64_t chunk_place(uint64_t chunk) const noexcept;
   [[nodiscard]] uint64_t file_bytes() const noexcept { return header.data_offset + header.span; }
 };
 
+// EBB_TRUNCATED when the file does not have the size that its header says.
+void check_size(const ParkFile& park);
 // Checks the header, the table and the size: all but the chunks.
 ParkFile open_park_file(const std::string& path);
 // Seals and writes table and header, after the chunks.

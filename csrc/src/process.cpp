@@ -1,7 +1,6 @@
 #include "process.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -52,11 +51,7 @@ std::optional<uint64_t> process_start(int32_t pid) {
   return std::strtoull(start, nullptr, 10);
 }
 
-uint64_t pid_namespace() {
-  struct stat status = {};
-  if (::stat("/proc/self/ns/pid", &status) != 0) fail_errno("cannot stat /proc/self/ns/pid");
-  return status.st_ino;
-}
+uint64_t pid_namespace() { return inode_of("/proc/self/ns/pid"); }
 
 }  // namespace ebb
 
