@@ -25,6 +25,7 @@ class ApiServer:
     """See kinds.Api."""
 
     def __init__(self, api_client: Any) -> None:
+        self.writes = 0
         self._client = api_client
 
     @classmethod
@@ -86,6 +87,8 @@ class ApiServer:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
+        # A dry run changes nothing, and a review asks something: neither is a write.
+        self.writes += method != "GET" and "dryRun" not in (query or {}) and not path.endswith("reviews")
         headers = {"Accept": "application/json", "Content-Type": content_type}
         asked = self._client.param_serialize(
             method, path, query_params=list((query or {}).items()), header_params=headers, auth_settings=["BearerToken"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,6 +64,14 @@ def _digest(child: Mapping[str, object]) -> str:
     return text(child, "metadata", "annotations", DIGEST)
 
 
+@dataclass(frozen=True)
+class Applied:
+    """How it went. `seen` are the children as the API server said that they are: for the inventory."""
+
+    problem: Problem | None
+    seen: tuple[Child, ...] = ()
+
+
 class Applier:
     """Applies the children of servers. `inventory` is what is known to be there; `marks` is how we left it."""
 
@@ -70,26 +79,36 @@ class Applier:
         self._api, self._site, self.inventory = api, site, inventory
         self._marks: dict[ChildKey, str] = {}
 
-    def apply(self, server: InferenceServer, *, held: bool = False) -> Problem | None:
-        """Apply what differs. Blocks; raises ApiError. A problem means that nothing, or not all, was applied."""
+    async def apply(self, server: InferenceServer, *, held: bool = False) -> Applied:
+        """Apply what differs. Raises ApiError. A problem means that nothing was applied."""
+        # The thread reads the inventory and never writes it: those who hear of its changes live in the loop.
+        applied = await asyncio.to_thread(self._apply, server, held)
+        for child in applied.seen:
+            self.inventory.see(child)
+        return applied
+
+    def _apply(self, server: InferenceServer, held: bool) -> Applied:
         made = children(server, self._site)
-        find = self.inventory.get
-        self._look_for(child for child in made if find(key_of(child)) is None)
+        found = {child.key: child for child in self._look_for(made)}
+
+        def find(key: ChildKey) -> Child | None:
+            return self.inventory.get(key) or found.get(key)
+
         if taken := foreign(made, server.metadata.uid, find):
-            return _taken(taken)
+            return Applied(_taken(taken))
         wanted = to_apply(made, find, self._marks, held=held)
         if refusal := self._try(wanted):
-            return refusal
-        for child in wanted:
-            self._apply(child)
-        return None
+            return Applied(refusal)
+        return Applied(None, (*found.values(), *(self._apply_one(child) for child in wanted)))
 
-    def _look_for(self, unknown: Iterable[Json]) -> None:
+    def _look_for(self, made: Iterable[Json]) -> Iterator[Child]:
         """Ask for what we know nothing of: an object without our labels is on no list of ours, and not ours to take."""
-        for child in unknown:
+        for child in made:
             kind, (namespace, _, name) = kind_of(child), key_of(child)
+            if self.inventory.get(key_of(child)) is not None:
+                continue
             try:
-                self.inventory.see(read_child(self._api.get(kind, namespace, name), kind.kind))
+                yield read_child(self._api.get(kind, namespace, name), kind.kind)
             except ApiError as error:
                 if not error.missing:
                     raise
@@ -106,12 +125,12 @@ class Applier:
             raise
         return None
 
-    def _apply(self, child: Json) -> None:
+    def _apply_one(self, child: Json) -> Child:
         kind = kind_of(child)
         made = read_child(self._api.apply(kind, child, MANAGER), kind.kind)
         log.info("applied %s %s/%s", kind.kind, made.namespace, made.name)
         self._marks[made.key] = made.mark
-        self.inventory.see(made)
+        return made
 
 
 def kind_of(child: Mapping[str, object]) -> Kind:

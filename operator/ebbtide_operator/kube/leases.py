@@ -6,7 +6,7 @@ What we wrote is ours; anything else that happens to a Lease is somebody else's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ebbtide_operator.plan import GroupRecord
@@ -16,10 +16,14 @@ from .kinds import LEASES, Api, ApiError
 from .leasing import GROUP_LEASE, KIND_LABEL, Spoiled, first_record, lease_name, lease_of, micro_time, record_of
 from .leasing import reconciled as _reconciled
 from .names import GROUP, Json
-from .objects import text
+from .objects import items, text
 
 Known = Callable[[str], tuple[int, str]]
 """Return the highest epoch, and the owner, that the statuses of a group's servers tell."""
+
+
+Owners = Callable[[str], list[Json]]
+"""Return the references to a group's servers."""
 
 
 class LeaseMovedError(OSError):
@@ -30,13 +34,20 @@ class LeaseMovedError(OSError):
 class _Held:
     record: GroupRecord | Spoiled
     version: str
+    owners: frozenset[str]
 
 
 class LeaseRecords:
     """See drive.base.Records. `save` blocks and may run in a thread; the rest is called by the loop's thread."""
 
-    def __init__(self, api: Api, namespace: str, known: Known = lambda _group: (0, "")) -> None:
-        self._api, self._namespace, self._known = api, namespace, known
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        known: Known = lambda _group: (0, ""),
+        owners: Owners = lambda _group: [],
+    ) -> None:
+        self._api, self._namespace, self._known, self._owners = api, namespace, known, owners
         self._held: dict[str, _Held] = {}
         self._saving: dict[str, GroupRecord] = {}
         self._lock = threading.Lock()
@@ -57,9 +68,10 @@ class LeaseRecords:
         return held.record
 
     def is_kept(self, record: GroupRecord) -> bool:
-        """Say whether a record is in its Lease."""
+        """Say whether a record is in its Lease, and the Lease goes when the group's servers do."""
         held = self._held.get(record.group)
-        return held is not None and held.record == record
+        uids = frozenset(text(owner, "uid") for owner in self._owners(record.group))
+        return held is not None and held.record == record and held.owners == uids
 
     def save(self, record: GroupRecord) -> None:
         """Make a record durable. Raises LeaseMovedError when somebody else wrote, ApiError when nobody answered."""
@@ -76,7 +88,8 @@ class LeaseRecords:
 
     def _write(self, record: GroupRecord) -> Json:
         held = self._held.get(record.group)
-        lease = lease_of(record, self._namespace, micro_time(), held.version if held else "")
+        owners = self._owners(record.group)
+        lease = lease_of(record, self._namespace, micro_time(), held.version if held else "", owners)
         if held is None:
             return self._api.create(LEASES, self._namespace, lease)
         return self._api.replace(LEASES, self._namespace, lease_name(record.group), lease)
@@ -95,6 +108,14 @@ class LeaseRecords:
             return None
         return group
 
+    def missing(self, names: Collection[str], version: int) -> list[str]:
+        """Return the groups whose Lease we knew and that is not on a list as it was at `version`."""
+        return [
+            group
+            for group, held in self._held.items()
+            if lease_name(group) not in names and version_number(held.version) <= version
+        ]
+
     def renounce(self, known: GroupRecord) -> GroupRecord:
         """Read a group's Lease again, and return the record to go on with; it is not saved yet. Raises ApiError."""
         try:
@@ -112,4 +133,5 @@ class LeaseRecords:
 
 
 def _read(lease: Mapping[str, object]) -> _Held:
-    return _Held(record_of(lease), text(lease, "metadata", "resourceVersion"))
+    owners = frozenset(text(owner, "uid") for owner in items(lease, "metadata", "ownerReferences"))
+    return _Held(record_of(lease), text(lease, "metadata", "resourceVersion"), owners)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ebbtide_api.verbs import LeaseStage
@@ -46,14 +46,18 @@ def lease_name(group: str) -> str:
     return f"ebbtide-group-{group}"
 
 
-def lease_of(record: GroupRecord, namespace: str, now: str, version: str = "") -> Json:
-    """Return the Lease that holds a record. `version` is what it replaces; empty makes a new one."""
+def lease_of(record: GroupRecord, namespace: str, now: str, version: str = "", owners: Sequence[Json] = ()) -> Json:
+    """Return the Lease that holds a record. `version` is what it replaces; empty makes a new one.
+
+    Its owners are the group's servers: when the last one is gone, so is the Lease.
+    """
     metadata: Json = {
         "name": lease_name(record.group),
         "namespace": namespace,
         "labels": {"app.kubernetes.io/managed-by": MANAGER, KIND_LABEL: GROUP_LEASE, GROUP: record.group},
         "annotations": {RECORD: encode(record).decode()},
         **({"resourceVersion": version} if version else {}),
+        **({"ownerReferences": list(owners)} if owners else {}),
     }
     held = record.lease
     spec: Json = {"leaseTransitions": min(record.epoch, _LONGEST)}

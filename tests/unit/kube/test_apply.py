@@ -1,10 +1,13 @@
 """Children are applied when they differ, tried first, and never taken from somebody else."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from ebbtide_api.server import InferenceServer
 from ebbtide_operator.kube.apply import MANAGER, Applier
 from ebbtide_operator.kube.cache import Cache
+from ebbtide_operator.kube.children import Problem
 from ebbtide_operator.kube.kinds import BY_NAME, CONFIG_MAPS, SERVICES, SETS, ApiError
 from ebbtide_operator.kube.objects import Child, read_child
 
@@ -16,6 +19,10 @@ ALL = ["configmaps", "networkpolicies", "services", "services", "poddisruptionbu
 
 def applier(api: FakeApi) -> Applier:
     return Applier(api, SITE, Cache())
+
+
+def apply(made: Applier, which: InferenceServer, *, held: bool = False) -> Problem | None:
+    return asyncio.run(made.apply(which, held=held)).problem
 
 
 def applied(api: FakeApi) -> list[str]:
@@ -35,38 +42,38 @@ def listed(api: FakeApi) -> Cache[Child]:
 def test_everything_is_applied_once_in_order_and_then_left_alone() -> None:
     api = FakeApi()
     made = applier(api)
-    assert made.apply(server()) is None
+    assert apply(made, server()) is None
     assert applied(api) == ALL
-    assert made.apply(server()) is None
+    assert apply(made, server()) is None
     assert api.written() == []
 
 
 def test_a_restarted_operator_writes_nothing() -> None:
     api = FakeApi()
-    applier(api).apply(server())
+    apply(applier(api), server())
     api.written()
-    assert Applier(api, SITE, listed(api)).apply(server()) is None
+    assert apply(Applier(api, SITE, listed(api)), server()) is None
     assert api.written() == []
 
 
 def test_a_changed_spec_changes_what_it_touches() -> None:
     api = FakeApi()
     made = applier(api)
-    made.apply(server(replicas=1))
+    apply(made, server(replicas=1))
     api.written()
-    made.apply(server(replicas=2))
+    apply(made, server(replicas=2))
     assert api.written() == [("dry-run", "statefulsets", "tiny"), ("apply", "statefulsets", "tiny")]
 
 
 def test_an_edit_by_hand_is_undone() -> None:
     api = FakeApi()
     made = applier(api)
-    made.apply(server())
+    apply(made, server())
     api.written()
     by_hand = api.objects["statefulsets", "models", "tiny"]
     edited = api.put(SETS, {**by_hand, "spec": {**by_hand["spec"], "replicas": 9}})
     made.inventory.see(read_child(edited, "StatefulSet"))
-    made.apply(server())
+    apply(made, server())
     assert applied(api) == ["statefulsets"]
     assert api.objects["statefulsets", "models", "tiny"]["spec"]["replicas"] == 1
 
@@ -74,33 +81,33 @@ def test_an_edit_by_hand_is_undone() -> None:
 def test_a_status_that_moves_is_no_edit() -> None:
     api = FakeApi()
     made = applier(api)
-    made.apply(server())
+    apply(made, server())
     api.written()
     moved = api.put(SETS, {**api.objects["statefulsets", "models", "tiny"], "status": {"replicas": 1}})
     made.inventory.see(read_child(moved, "StatefulSet"))
-    made.apply(server())
+    apply(made, server())
     assert api.written() == []
 
 
 def test_what_was_deleted_comes_back() -> None:
     api = FakeApi()
     made = applier(api)
-    made.apply(server())
+    apply(made, server())
     api.written()
     gone = api.objects.pop(("configmaps", "models", "tiny-member"))
     made.inventory.lose(read_child({**gone, "metadata": {**gone["metadata"], "resourceVersion": "9999"}}, "ConfigMap"))
-    made.apply(server())
+    apply(made, server())
     assert applied(api) == ["configmaps"]
 
 
 def test_nothing_that_is_there_changes_while_the_group_is_lent() -> None:
     api = FakeApi()
     made = applier(api)
-    made.apply(server())
+    apply(made, server())
     api.written()
-    assert made.apply(server(replicas=3, engine={"image": "other"}), held=True) is None
+    assert apply(made, server(replicas=3, engine={"image": "other"}), held=True) is None
     assert api.written() == []
-    made.apply(server(replicas=3, engine={"image": "other"}))
+    apply(made, server(replicas=3, engine={"image": "other"}))
     assert "statefulsets" in applied(api)
 
 
@@ -110,7 +117,7 @@ def test_what_belongs_to_somebody_else_is_never_taken(labels: Any) -> None:
     theirs = {"metadata": {"name": "tiny", "namespace": "models", "labels": labels}, "spec": {"type": "ExternalName"}}
     api.put(SERVICES, theirs)
     made = applier(api)
-    problem = made.apply(server())
+    problem = apply(made, server())
     assert problem is not None
     assert problem.reason == "NameTaken"
     assert "Service tiny" in problem.message
@@ -119,17 +126,17 @@ def test_what_belongs_to_somebody_else_is_never_taken(labels: Any) -> None:
 
 def test_a_recreated_server_waits_until_its_predecessor_is_gone() -> None:
     api = FakeApi()
-    applier(api).apply(server(uid="old"))
+    apply(applier(api), server(uid="old"))
     api.written()
     made = Applier(api, SITE, listed(api))
-    problem = made.apply(server(uid="new"))
+    problem = apply(made, server(uid="new"))
     assert problem is not None
     assert problem.reason == "NameTaken"
     assert api.written() == []
     api.objects.clear()
     for child in tuple(made.inventory):
         made.inventory.lose(Child(**{**_fields(child), "version": 10**9}))
-    assert made.apply(server(uid="new")) is None
+    assert apply(made, server(uid="new")) is None
     assert applied(api) == ALL
 
 
@@ -140,10 +147,10 @@ def _fields(child: Child) -> dict[str, Any]:
 def test_a_template_that_is_refused_leaves_everything_as_it_was() -> None:
     api = FakeApi()
     made = applier(api)
-    made.apply(server())
+    apply(made, server())
     before = dict(api.objects)
     api.fail["dry-run"] = [ApiError(422, "Invalid", "spec.template.spec.containers[0].resources: nonsense")]
-    problem = made.apply(server(template={"spec": {"hostname": "x"}}))
+    problem = apply(made, server(template={"spec": {"hostname": "x"}}))
     assert problem is not None
     assert problem.reason == "TemplateRefused"
     assert "nonsense" in problem.message
@@ -155,8 +162,8 @@ def test_a_server_that_does_not_answer_is_asked_again() -> None:
     made = applier(api)
     api.fail["apply"] = [ApiError(503, "Busy", "later")]
     with pytest.raises(ApiError):
-        made.apply(server())
-    assert made.apply(server()) is None
+        apply(made, server())
+    assert apply(made, server()) is None
     assert len(api.objects) == len(ALL)
 
 

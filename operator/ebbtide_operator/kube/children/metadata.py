@@ -25,16 +25,15 @@ def metadata(server: InferenceServer, name: str) -> Json:
         "name": name,
         "namespace": server.metadata.namespace,
         "labels": labels(server),
-        "ownerReferences": [owner(server)],
+        "ownerReferences": [owner(server) | {"controller": True}],
     }
 
 
 def owner(server: InferenceServer) -> Json:
-    """Return the reference by which a child goes when its server does. It blocks no deletion: nothing must wait."""
+    """Return the reference by which an object goes when its server does. It blocks no deletion: nothing must wait."""
     return {
         "apiVersion": API_VERSION,
         "kind": server.kind,
         "name": server.name,
         "uid": server.metadata.uid,
-        "controller": True,
     }

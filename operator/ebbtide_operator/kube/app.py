@@ -1,0 +1,126 @@
+"""The whole operator of a cluster: lead, read everything, then watch, plan and answer, until told to stop.
+
+Whatever ends before it was told to, ends everything: a process that does half of its work is worse than none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from .api import ApiServer
+from .auth import Authenticator
+from .gateway import Gateway
+from .health import Health
+from .hub import Hub
+from .kinds import ApiError
+from .lock import Leadership, LostError
+from .settings import KubeSettings
+from .watch import Watches
+
+log = logging.getLogger("ebbtide.kube")
+GRACE_S = 5
+
+
+class QuietServer(uvicorn.Server):  # type: ignore[misc]
+    """A server that leaves signals to us: there are two of them in one process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class App:
+    """One operator process."""
+
+    def __init__(self, api: ApiServer, settings: KubeSettings) -> None:
+        self.leader = Leadership(api, settings.namespace, settings.identity)
+        self.hub = Hub(api, settings.site(), self.leader, settings.watched, settings.scratch)
+        self._api, self._settings = api, settings
+        self._stop = asyncio.Event()
+        # Our own namespace is watched for our own Lease, also where it holds no servers.
+        where = tuple(dict.fromkeys([*settings.watched, settings.namespace])) if settings.watched else ()
+        self.watches = Watches(self.hub.seen, where)
+        self._health = Health(self.hub, self.leader, self.watches.counts, settings.silence, lambda: api.writes)
+
+    async def run(self) -> int:
+        """Run until a signal, or until something fails. Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        health = self._serve(self._health.app(), self._settings.health_port, tls=False)
+        first = asyncio.create_task(self._lead())
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(health), first, asyncio.create_task(self._stop.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if first in done and not self._stop.is_set():
+                first.result()
+                work = [asyncio.create_task(one) for one in self._work()]
+                tasks += work
+                done, _ = await asyncio.wait([tasks[0], tasks[2], *work], return_when=asyncio.FIRST_COMPLETED)
+            return self._status(done)
+        except (ApiError, LostError) as error:
+            log.error("%s", error)  # noqa: TRY400 - said in a sentence
+            return 1
+        finally:
+            await self._end(tasks)
+
+    async def _lead(self) -> None:
+        await self.leader.acquire()
+        await self.hub.load()
+
+    def _work(self) -> list[Coroutine[None, None, None]]:
+        gateway = Gateway(self.hub.spaces.get, Authenticator(self._api, self._settings.audiences), self.hub.enrolled)
+        return [
+            self.leader.keep(),
+            self.watches.run(asyncio.Event(), self._stop),
+            self._resync(),
+            self._serve(gateway, self._settings.gateway_port, tls=True),
+        ]
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync)
+            try:
+                await self.hub.resync()
+            except ApiError as error:
+                log.warning("the lists could not be read: %s", error)
+
+    async def _serve(self, app: ASGIApp, port: int, *, tls: bool) -> None:
+        folder = self._settings.tls
+        config = uvicorn.Config(
+            app,
+            host="0.0.0.0",  # noqa: S104 - in a pod
+            port=port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            ssl_certfile=str(folder / "tls.crt") if tls else None,
+            ssl_keyfile=str(folder / "tls.key") if tls else None,
+        )
+        await QuietServer(config).serve()
+
+    def _status(self, done: set[asyncio.Task[Any]]) -> int:
+        if self._stop.is_set():
+            return 0
+        for task in done:
+            task.result()
+        log.error("a part of the operator ended by itself")
+        return 1
+
+    async def _end(self, tasks: list[asyncio.Task[Any]]) -> None:
+        self._stop.set()
+        await self.hub.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.leader.release()

@@ -1,0 +1,255 @@
+"""The cluster's driver: members are pods of StatefulSets, reached over HTTPS. One for each namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+
+from ebbtide_api.server import InferenceServer
+from ebbtide_api.verbs import LeaseStage
+
+from ebbtide_operator.drive.base import Changed
+from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
+from ebbtide_operator.queue import WorkQueue
+
+from .apply import Applier
+from .children import Problem, first_problem
+from .children.member import handoff_folder
+from .kinds import PODS, SETS, Api, ApiError
+from .member import PodMember, Reach, close_all
+from .names import BORROWS
+from .objects import Child, Pod, text
+from .rollout import next_to_replace
+
+log = logging.getLogger("ebbtide.kube")
+RETRY = 1.0
+"""Seconds until a server whose children's names are taken is looked at again."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a driver asks others."""
+
+    reach: Reach
+    """How to reach a pod's agent."""
+    held: Callable[[str], bool]
+    """Whether a group's servers must stay as they are: their memory is lent, or on its way."""
+    lessee: Callable[[str], str | None]
+    """Which group a lease is of."""
+
+
+class KubeDriver:
+    """See drive.base.Driver."""
+
+    def __init__(self, api: Api, namespace: str, applier: Applier, ask: Ask) -> None:
+        self.problems: dict[str, Problem] = {}
+        self._api, self._namespace, self._applier = api, namespace, applier
+        self._reach, self._held, self._lessee = ask.reach, ask.held, ask.lessee
+        self._changed: Changed = lambda _group: None
+        self._servers: dict[str, InferenceServer] = {}
+        self._members: dict[str, PodMember] = {}
+        self._groups: dict[str, set[str]] = {}
+        self._deleting: set[str] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._queue = WorkQueue(self._sync)
+
+    # what is seen
+
+    def listen(self, changed: Changed) -> None:
+        """Say whom to tell of changes."""
+        self._changed = changed
+
+    def want(self, servers: Mapping[str, InferenceServer]) -> None:
+        """Take the servers that are wanted from now on."""
+        for name in set(servers) | set(self._servers):
+            self.want_one(name, servers.get(name))
+
+    def want_one(self, name: str, server: InferenceServer | None) -> None:
+        """Take one server that is wanted, or is not any more."""
+        if server == self._servers.get(name):
+            return
+        if server is None:
+            self._servers.pop(name, None)
+            self.problems.pop(name, None)
+        else:
+            self._servers[name] = server
+            self.sync(name)
+
+    def see_pod(self, old: Pod | None, new: Pod | None) -> None:
+        """Hear of a pod."""
+        if old is not None and (new is None or new.uid != old.uid):
+            self._drop(old)
+        if new is not None:
+            self._see(new)
+
+    def _drop(self, pod: Pod) -> None:
+        member = self._members.pop(pod.name, None)
+        self._deleting.discard(pod.uid)
+        names = self._groups.get(pod.group, set())
+        names.discard(pod.name)
+        if not names:
+            self._groups.pop(pod.group, None)
+        if member is not None:
+            self._spawn(member.close())
+        self._changed(pod.group)
+
+    def _see(self, pod: Pod) -> None:
+        member = self._members.get(pod.name)
+        if member is not None:
+            self._spawn(member.see(pod))
+            return
+        made = PodMember(pod, self._reach, lambda: self._changed(pod.group))
+        self._members[pod.name] = made
+        self._groups.setdefault(pod.group, set()).add(pod.name)
+        made.connect()
+        self._changed(pod.group)
+
+    def see_child(self, old: Child | None, new: Child | None) -> None:
+        """Hear of something that we applied: it was edited, deleted, or has another revision."""
+        found = new or old
+        if found is None or found.kind != SETS.kind:
+            return
+        if (server := self._servers.get(found.name)) is not None:
+            self.sync(server.name)
+            self._changed(server.group)
+
+    def enrolled(self, pod_uid: str) -> None:
+        """Hear that a pod's agent can be reached now, or has another certificate."""
+        for member in self._members.values():
+            if member.pod.uid == pod_uid:
+                self._spawn(self._reconnect(member))
+
+    async def _reconnect(self, member: PodMember) -> None:
+        await member.close()
+        member.connect()
+
+    def members(self, group: str) -> tuple[MemberView, ...]:
+        """Return every member of a group that has a pod."""
+        found = [self._members[name] for name in sorted(self._groups.get(group, ()))]
+        return tuple(member.view(outdated=self._is_outdated(member.pod)) for member in found)
+
+    def uids(self, group: str) -> dict[str, str]:
+        """Return the UID of every member's pod."""
+        return {name: self._members[name].pod.uid for name in self._groups.get(group, ())}
+
+    def _is_outdated(self, pod: Pod) -> bool:
+        """A pod of an older template. Only its label tells: OnDelete never advances the set's current revision."""
+        stateful = self._applier.inventory.get((self._namespace, SETS.kind, pod.server))
+        if stateful is None or not stateful.settled or not stateful.revision or not pod.revision:
+            return False
+        return pod.revision != stateful.revision
+
+    async def refresh(self, group: str) -> None:
+        """Ask every agent of a group now."""
+        await asyncio.gather(*(self._members[name].refresh() for name in tuple(self._groups.get(group, ()))))
+
+    async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
+        """Say whether a lost holder's pods are gone. What another pod uses of a device cannot be measured from here."""
+        group = self._lessee(lease.id)
+        if lease.stage is not LeaseStage.OWNER_LOST or group is None:
+            return None
+        pods, _ = await asyncio.to_thread(self._api.list, PODS, self._namespace, f"{BORROWS}={group}")
+        alive = any(text(pod, "status", "phase") not in ("Succeeded", "Failed") for pod in pods)
+        return TrainerView(pid=0, alive=alive, used_mib=(lease.need_mib or 1.0) if alive else 0.0)
+
+    def sources(self, record: GroupRecord) -> frozenset[str]:
+        """Return the folders of published weights that a record names: only the agents see whether they are there."""
+        back = record.lease.back if record.lease else None
+        return frozenset({record.serve.source, (back.source or "") if back else ""} - {""})
+
+    def handoff(self, group: str) -> str:
+        """Return the folder, as the members see it, in which weights of a group are published."""
+        servers = sorted(server.name for server in self._servers.values() if server.group == group)
+        return handoff_folder(self._servers[servers[0]]) if servers else ""
+
+    # what is done
+
+    def sync(self, server: str) -> None:
+        """Bring a server's children to what they should be, soon."""
+        self._queue.add(server)
+
+    def ensure(self, name: str, server: str, ordinal: int) -> None:
+        """See that a member's pod is made, or that it is replaced when its turn comes."""
+        self.sync(server)
+
+    def end(self, name: str) -> None:
+        """See that a member's pod goes: its StatefulSet is made smaller, or went with its server."""
+        member = self._members.get(name)
+        if member is not None and member.pod.server in self._servers:
+            self.sync(member.pod.server)
+
+    async def _sync(self, name: str) -> None:
+        server = self._servers.get(name)
+        if server is None:
+            return
+        problem = first_problem(server)
+        if problem is None:
+            problem = (await self._applier.apply(server, held=self._held(server.group))).problem
+        self._tell(server, problem)
+        if problem is not None and problem.reason == "NameTaken":
+            self._queue.add_after(name, RETRY)
+        if problem is None and not self._held(server.group):
+            await self._roll(server)
+
+    def _tell(self, server: InferenceServer, problem: Problem | None) -> None:
+        if problem == self.problems.get(server.name):
+            return
+        if problem is None:
+            del self.problems[server.name]
+        else:
+            log.warning("server %s/%s: %s", self._namespace, server.name, problem.message)
+            self.problems[server.name] = problem
+        self._changed(server.group)
+
+    async def _roll(self, server: InferenceServer) -> None:
+        views = [view for view in self.members(server.group) if view.server == server.name]
+        name = next_to_replace(views, server.spec.replicas)
+        pod = self._members[name].pod if name else None
+        if pod is None or pod.deleting or pod.uid in self._deleting:
+            return
+        self._deleting.add(pod.uid)
+        try:
+            log.info("replacing pod %s/%s: it is of an older template", pod.namespace, pod.name)
+            await asyncio.to_thread(self._api.delete, PODS, pod.namespace, pod.name, pod.uid, str(pod.version))
+        except ApiError as error:
+            self._deleting.discard(pod.uid)
+            if not (error.conflict or error.missing):
+                raise
+            self._queue.add_after(server.name, RETRY)  # the pod changed meanwhile: look again
+
+    def call(self, call: Call) -> None:
+        """Begin a call."""
+        if call.member in self._members:
+            self._spawn(self._members[call.member].call(call))
+
+    async def ask(self, call: Call) -> Outcome | None:
+        """Make a call and wait for its outcome."""
+        member = self._members.get(call.member)
+        return await member.call(call) if member else None
+
+    def started_at(self, pid: int) -> int | None:
+        """Return None: a process of another pod has no number here."""
+        return None
+
+    def retire(self, group: str, version: int) -> None:
+        """Leave handed-off versions alone: they lie in the members' own memory, or on a volume of the trainer's."""
+
+    def _spawn(self, work: Coroutine[None, None, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a task of the driver failed", exc_info=error)
+
+    async def stop(self, *, keep: bool) -> None:
+        """Stop following agents. Pods always stay: they are their server's, not this process's."""
+        await self._queue.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await close_all(list(self._members.values()))

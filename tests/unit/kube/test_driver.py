@@ -1,0 +1,249 @@
+"""The cluster's driver: what it sees of pods, and what it does to children and pods."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ebbtide_api.state import Phase
+from ebbtide_api.verbs import LeaseStage
+from ebbtide_operator.kube.apply import Applier
+from ebbtide_operator.kube.cache import Cache
+from ebbtide_operator.kube.driver import Ask, KubeDriver
+from ebbtide_operator.kube.kinds import PODS, ApiError
+from ebbtide_operator.kube.objects import Child, Pod
+from ebbtide_operator.kube.rollout import next_to_replace
+from ebbtide_operator.plan import GroupRecord, LeaseRecord, MemberView, ReturnIntent, Serve
+
+from .fake_api import FakeApi
+from .given import SITE, UID, server
+from .views import state, view
+
+NS = "models"
+
+
+async def until(true: Callable[[], object], seconds: float = 5.0) -> None:
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not true():
+        assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+def pod(name: str = "tiny-0", uid: str = "", **changes: Any) -> Pod:
+    server_name, _, ordinal = name.rpartition("-")
+    plain = Pod(
+        NS, name, uid or f"uid-{name}", 10, server_name, "actor", int(ordinal), "10.0.0.1", "new", True, False, ""
+    )
+    return replace(plain, **changes)
+
+
+class Stage:
+    """A driver on a server in memory."""
+
+    def __init__(self) -> None:
+        self.api = FakeApi()
+        self.held: set[str] = set()
+        self.told: list[str] = []
+        self.inventory: Cache[Child] = Cache(lambda old, new: self.driver.see_child(old, new))
+        ask = Ask(lambda _pod: None, lambda group: group in self.held, {"l1": "actor"}.get)
+        self.driver = KubeDriver(self.api, NS, Applier(self.api, SITE, self.inventory), ask)
+        self.driver.listen(self.told.append)
+
+    def put_pod(self, name: str, uid: str = "", **labels: str) -> Any:
+        metadata = {"name": name, "namespace": NS, "uid": uid or f"uid-{name}", "labels": labels}
+        return self.api.put(PODS, {"metadata": metadata, "status": {"phase": "Running"}})
+
+    def set_revision(self, revision: str) -> None:
+        found = self.inventory.get((NS, "StatefulSet", "tiny"))
+        assert found is not None
+        self.inventory.see(replace(found, revision=revision, settled=True, version=found.version + 1))
+
+
+def play(scene: Callable[[Stage], Awaitable[None]]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        try:
+            await scene(stage)
+        finally:
+            await stage.driver.stop(keep=True)
+
+    asyncio.run(run())
+
+
+def test_a_wanted_server_gets_its_children_and_an_unchanged_one_no_writes() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server()})
+        await until(lambda: len(stage.api.objects) == 6)
+        stage.api.written()
+        stage.driver.want({"tiny": server()})
+        stage.driver.ensure("tiny-0", "tiny", 0)
+        stage.driver.want({"tiny": server(), "chat": server("chat")})
+        await until(lambda: len(stage.api.objects) == 12)
+        assert {name for _, _, name in stage.api.written() if "tiny" in name} == set()
+
+    play(scene)
+
+
+def test_pods_are_members_by_their_labels() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.see_pod(None, pod("tiny-1"))
+        stage.driver.see_pod(None, pod("tiny-0", trouble="no node takes it"))
+        members = stage.driver.members("actor")
+        assert [(m.name, m.ordinal, m.trouble) for m in members] == [
+            ("tiny-0", 0, "no node takes it"),
+            ("tiny-1", 1, ""),
+        ]
+        assert stage.driver.uids("actor") == {"tiny-0": "uid-tiny-0", "tiny-1": "uid-tiny-1"}
+        assert stage.driver.members("other") == ()
+        stage.driver.see_pod(pod("tiny-1"), None)
+        assert [member.name for member in stage.driver.members("actor")] == ["tiny-0"]
+        assert set(stage.told) == {"actor"}
+
+    play(scene)
+
+
+def test_another_pod_of_that_name_is_another_member() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.see_pod(None, pod(uid="a"))
+        first = stage.driver._members["tiny-0"]
+        stage.driver.see_pod(pod(uid="a"), pod(uid="b"))
+        assert stage.driver._members["tiny-0"] is not first
+        assert stage.driver.uids("actor") == {"tiny-0": "b"}
+
+    play(scene)
+
+
+def test_a_pod_of_an_older_template_is_outdated_and_only_then() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server()})
+        await until(lambda: stage.inventory.get((NS, "StatefulSet", "tiny")))
+        stage.driver.see_pod(None, pod(revision="old"))
+        assert [member.outdated for member in stage.driver.members("actor")] == [False]
+        stage.held.add("actor")
+        stage.set_revision("new")
+        assert [member.outdated for member in stage.driver.members("actor")] == [True]
+        stage.driver.see_pod(pod(revision="old"), pod(revision="new"))
+        await until(lambda: [member.outdated for member in stage.driver.members("actor")] == [False])
+
+    play(scene)
+
+
+def test_an_outdated_pod_is_deleted_by_its_identity_and_never_while_lent() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server()})
+        await until(lambda: stage.inventory.get((NS, "StatefulSet", "tiny")))
+        made = stage.put_pod("tiny-0")
+        version = int(made["metadata"]["resourceVersion"])
+        stage.driver.see_pod(None, pod(revision="old", version=version))
+        stage.held.add("actor")
+        stage.set_revision("new")
+        stage.driver.ensure("tiny-0", "tiny", 0)
+        await asyncio.sleep(0.1)
+        assert stage.api.written("delete") == []
+        stage.held.clear()
+        stage.driver.ensure("tiny-0", "tiny", 0)
+        await until(lambda: ("pods", NS, "tiny-0") not in stage.api.objects)
+        stage.driver.ensure("tiny-0", "tiny", 0)
+        await asyncio.sleep(0.1)
+        assert stage.api.written("delete") == [("delete", "pods", "tiny-0")]
+
+    play(scene)
+
+
+def test_a_pod_that_changed_meanwhile_is_looked_at_again() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server()})
+        await until(lambda: stage.inventory.get((NS, "StatefulSet", "tiny")))
+        stage.put_pod("tiny-0")
+        stage.driver.see_pod(None, pod(revision="old", version=1))
+        stage.set_revision("new")
+        await until(lambda: ("delete", "pods", "tiny-0") in stage.api.calls)
+        assert ("pods", NS, "tiny-0") in stage.api.objects
+
+    play(scene)
+
+
+def test_a_spec_that_cannot_be_carried_out_is_told_and_healed() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.api.fail["dry-run"] = [ApiError(422, "Invalid", "nonsense")]
+        stage.driver.want({"tiny": server()})
+        await until(lambda: "tiny" in stage.driver.problems)
+        assert stage.driver.problems["tiny"].reason == "TemplateRefused"
+        assert stage.api.objects == {}
+        stage.driver.want({"tiny": server(replicas=2)})
+        await until(lambda: not stage.driver.problems)
+        assert stage.told.count("actor") >= 2
+
+    play(scene)
+
+
+def test_the_end_of_a_member_whose_server_is_gone_touches_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.see_pod(None, pod())
+        stage.driver.end("tiny-0")
+        stage.driver.end("never-heard-of-0")
+        await asyncio.sleep(0.05)
+        assert stage.api.calls == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("phases", "alive"), [([], False), (["Running"], True), (["Succeeded", "Failed"], False)])
+def test_a_lost_holder_is_alive_while_one_of_its_pods_is(phases: list[str], alive: bool) -> None:
+    async def scene(stage: Stage) -> None:
+        for number, phase in enumerate(phases):
+            made = stage.put_pod(f"trainer-{number}", **{"ebbtide.dev/borrows": "actor"})
+            stage.api.put(PODS, {**made, "status": {"phase": phase}})
+        lost = LeaseRecord(id="l1", holder="t", stage=LeaseStage.OWNER_LOST, ttl_seconds=1, need_mib=100)
+        trainer = await stage.driver.trainer(lost)
+        assert trainer is not None
+        assert (trainer.alive, trainer.used_mib) == (alive, 100 if alive else 0)
+        assert await stage.driver.trainer(lost.model_copy(update={"stage": LeaseStage.LENT})) is None
+        assert await stage.driver.trainer(lost.model_copy(update={"id": "unknown"})) is None
+
+    play(scene)
+
+
+def test_published_weights_are_where_the_members_see_them() -> None:
+    async def scene(stage: Stage) -> None:
+        assert stage.driver.handoff("actor") == ""
+        stage.driver.want({"tiny": server()})
+        assert stage.driver.handoff("actor") == "/run/ebbtide/handoff"
+        back = ReturnIntent(source="/run/ebbtide/handoff/v2", deadline=1)
+        lease = LeaseRecord(id="l1", holder="t", ttl_seconds=1, back=back)
+        record = GroupRecord(group="actor", lease=lease, serve=Serve(version=1))
+        assert stage.driver.sources(record) == {"/run/ebbtide/handoff/v2"}
+        assert stage.driver.started_at(1) is None
+
+    play(scene)
+
+
+# rollout
+
+
+def member(ordinal: int, phase: Phase | None = Phase.RUNNING, *, outdated: bool = True, **changes: Any) -> MemberView:
+    return replace(view(f"tiny-{ordinal}", phase), outdated=outdated, **changes)
+
+
+def test_the_highest_ordinal_goes_first_and_the_next_when_it_is_back() -> None:
+    assert next_to_replace([member(0), member(1), member(2)], 3) == "tiny-2"
+    assert next_to_replace([member(0), member(1)], 3) is None
+    assert next_to_replace([member(0), member(1), member(2, Phase.STARTING, outdated=False)], 3) is None
+    assert next_to_replace([member(0), member(1), member(2, outdated=False)], 3) == "tiny-1"
+    assert next_to_replace([member(0, outdated=False), member(1, outdated=False)], 2) is None
+
+
+def test_who_does_not_work_anyway_goes_first() -> None:
+    assert next_to_replace([member(0, None), member(1)], 2) == "tiny-0"
+    assert next_to_replace([member(0, Phase.FAULTED), member(1, None, outdated=False)], 2) == "tiny-0"
+
+
+def test_sleepers_are_replaced_like_the_others_and_busy_ones_are_waited_for() -> None:
+    assert next_to_replace([member(0, Phase.ASLEEP), member(1, Phase.PENDING_DEVICE)], 2) == "tiny-1"
+    assert next_to_replace([member(0), member(1, busy="sleep", outdated=False)], 2) is None
+
+
+def test_views_and_uids_of_given_servers_fit() -> None:
+    assert state().instance.uid == "uid-tiny-0"
+    assert server().metadata.uid == UID
