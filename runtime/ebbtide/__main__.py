@@ -1,0 +1,5 @@
+"""`python -m ebbtide`: the command line."""
+
+from .cli import main
+
+main()
