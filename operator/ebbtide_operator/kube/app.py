@@ -46,6 +46,7 @@ class App:
         self.hub = Hub(api, settings.site(), self.leader, settings.watched, settings.scratch)
         self._api, self._settings = api, settings
         self._stop = asyncio.Event()
+        self._servers: list[QuietServer] = []
         # Our own namespace is watched for our own Lease, also where it holds no servers.
         where = tuple(dict.fromkeys([*settings.watched, settings.namespace])) if settings.watched else ()
         self.watches = Watches(self.hub.seen, where)
@@ -81,10 +82,15 @@ class App:
         gateway = Gateway(self.hub.spaces.get, Authenticator(self._api, self._settings.audiences), self.hub.enrolled)
         return [
             self.leader.keep(),
-            self.watches.run(asyncio.Event(), self._stop),
+            self._watch(),
             self._resync(),
             self._serve(gateway, self._settings.gateway_port, tls=True),
         ]
+
+    async def _watch(self) -> None:
+        # kopf takes the signals for itself, and ends without an error when it is told to: so that is our end too.
+        await self.watches.run(asyncio.Event(), self._stop)
+        self._stop.set()
 
     async def _resync(self) -> None:
         while True:
@@ -103,11 +109,14 @@ class App:
             log_config=None,
             access_log=False,
             server_header=False,
+            lifespan="off",
             timeout_graceful_shutdown=GRACE_S,
             ssl_certfile=str(folder / "tls.crt") if tls else None,
             ssl_keyfile=str(folder / "tls.key") if tls else None,
         )
-        await QuietServer(config).serve()
+        server = QuietServer(config)
+        self._servers.append(server)
+        await server.serve()
 
     def _status(self, done: set[asyncio.Task[Any]]) -> int:
         if self._stop.is_set():
@@ -119,7 +128,10 @@ class App:
 
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> None:
         self._stop.set()
+        for server in self._servers:
+            server.should_exit = True
         await self.hub.stop()
+        await asyncio.wait(tasks, timeout=GRACE_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

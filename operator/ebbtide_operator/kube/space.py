@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
@@ -17,7 +17,7 @@ from ebbtide_api.server_status import ServerStatus
 
 from ebbtide_operator.loop import Group, Operator
 from ebbtide_operator.operations import now
-from ebbtide_operator.plan import GroupRecord, TrainerView, World
+from ebbtide_operator.plan import GroupRecord
 from ebbtide_operator.plan.lease import HOLDS
 from ebbtide_operator.queue import WorkQueue
 from ebbtide_operator.settings import Settings
@@ -130,7 +130,7 @@ class Space(Operator):
         running = stateful.replicas if stateful and stateful.owner == server.metadata.uid else None
         wanted = effective(_as_asked(server), running, held=self.is_held(group))
         if self.servers.get(server.name) != wanted:
-            self.servers[server.name] = wanted
+            self.servers[server.name], self.views[server.name] = wanted, server_view(wanted)
             self._kube.want_one(server.name, wanted)
             self.changed(group)
 
@@ -139,6 +139,7 @@ class Space(Operator):
         server = self.asked.get(name)
         self._index(server, None)
         self.servers.pop(name, None)
+        self.views.pop(name, None)
         self._refused.pop(name, None)
         self._written.pop(name, None)
         self._kube.want_one(name, None)
@@ -190,11 +191,6 @@ class Space(Operator):
         await super().reconcile(name)
         for server in self._asked_of(name):
             self.statuses.add(server.name)
-
-    def world(self, group: Group, trainer: TrainerView | None) -> World:
-        """Return what plan() sees of a group."""
-        servers = self.servers_of(group.record.group)
-        return replace(super().world(group, trainer), servers={server.name: server_view(server) for server in servers})
 
     async def save(self, group: Group, record: GroupRecord) -> None:
         """Make a record durable. Raises LeaseMovedError after the Lease's own record was taken: decide again."""
