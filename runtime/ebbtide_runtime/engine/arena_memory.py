@@ -11,6 +11,7 @@ import torch
 from ebbtide_api.state import ParkedCopy
 
 from ..native import Arena, Tag
+from ..native.heap import trim
 from . import storage
 from .parking import Contents, Parking
 from .storage import ArenaMode, Blocks, Placed, Region
@@ -69,6 +70,8 @@ class ArenaMemory:
             self._saved = [storage.view(region).copy() for region in self._kept]
             self._parking.drop()
         self._arena.release(Tag.WEIGHTS)
+        # The activations of finished requests are no weights, but they are the trainer's memory now.
+        trim()
 
     def restore_weights(self, from_copy: bool) -> None:
         """Take the memory again, filled from the copy, or empty but for what no checkpoint holds."""

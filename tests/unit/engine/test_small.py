@@ -226,3 +226,25 @@ class TestCompleteLoads:
         with pytest.raises(RuntimeError, match="torn"), compat.loads_completely(model):
             raise RuntimeError("torn")
         assert "load_weights" not in vars(model) or model.load_weights == model._load
+
+
+class TestHeap:
+    CODE = """
+import pathlib
+from ebbtide_runtime.measure import pss_anon
+from ebbtide_runtime.native.heap import trim
+
+def used():
+    return pss_anon(pathlib.Path("/proc/self/smaps_rollup").read_text())
+
+held = [bytearray(b"x") * 60_000 for _ in range(1000)]
+top = bytearray(b"x") * 60_000  # what lies above keeps malloc from shrinking its heap
+del held
+kept = used()
+trim()
+print(kept - used())
+"""
+
+    def test_what_malloc_keeps_goes_back_to_the_kernel(self) -> None:
+        done = subprocess.run([sys.executable, "-c", self.CODE], check=True, capture_output=True, text=True)
+        assert int(done.stdout) > 40 * MIB
