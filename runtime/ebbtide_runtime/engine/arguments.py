@@ -84,7 +84,7 @@ def command_line(parser: Parser, member: MemberConfig) -> list[str]:
     """Return the whole command line for vLLM. Raises RefusedError, naming every argument that is in the way."""
     fixed = ours(member)
     # The extra arguments alone, too: ours override what a `--config` file says, without a word.
-    lines = ([], fixed, [*fixed, *member.extra_args], list(member.extra_args))
+    lines: list[list[str]] = [[], fixed, [*fixed, *member.extra_args], list(member.extra_args)]
     default, mine, together, alone = (_parse(parser, line) for line in lines)
     set_by_us = {part[2:].replace("-", "_") for part in fixed if part.startswith("--")}
     names = sorted(set_by_us | LOCKED.keys() | _ALSO.keys())

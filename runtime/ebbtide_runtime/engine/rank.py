@@ -63,6 +63,7 @@ class Rank:
         self.error = ""
         self._mapped = True
         self._poisoned = False
+        self._prepared = False
 
     def loaded(self) -> None:
         """The checkpoint was loaded, as version 0."""
@@ -81,8 +82,10 @@ class Rank:
         self._attempt(self._prepare, level)
 
     def _prepare(self, level: int) -> None:
+        self._prepared = False
         if level == 1 and self.weights is Weights.RESIDENT:
             self.copied = self.memory.prepare(self._loaded_version())
+            self._prepared = True
 
     def sleep(self, level: int) -> None:
         """Give all memory back. Level 1 leaves the weights parked, level 2 discards them."""
@@ -93,11 +96,10 @@ class Rank:
         if not self._mapped:
             return
         keep = level == 1 and self.weights is Weights.RESIDENT
-        if keep:
-            # Normally none: `prepare` came first.
-            self.copied += self.memory.prepare(self._loaded_version())
+        if keep and not self._prepared:
+            self.copied = self.memory.prepare(self._loaded_version())
         self.memory.release_weights(keep)
-        self._mapped = False
+        self._mapped = self._prepared = False
         if keep:
             self.weights = Weights.PARKED
         else:
@@ -158,6 +160,7 @@ class Rank:
         if not self._mapped:
             raise ValueError("the weights have no memory: wake them first")
         check()
+        self._prepared = False
         self.memory.forget_copy()
         self.weights = Weights.PARTIAL
         self.pending = None

@@ -96,7 +96,7 @@ def test_sleep_prepares_every_rank_and_then_releases(level: int, weights: Weight
     state = run(control.sleep(level))
     assert client.calls[:2] == ["ebbtide_prepare", f"sleep {level} abort"]
     assert {(rank.weights, rank.kv) for rank in state.ranks} == {(weights, KV.DISCARDED)}
-    assert {rank.copied_bytes for rank in state.ranks} == ({200} if level == 1 else {0})
+    assert {rank.copied_bytes for rank in state.ranks} == ({100} if level == 1 else {0})
 
 
 def test_no_rank_sleeps_when_one_cannot_park() -> None:

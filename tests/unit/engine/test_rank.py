@@ -132,6 +132,19 @@ def test_a_second_sleep_copies_nothing(rank: Rank) -> None:
         rank.wake(None)
 
 
+def test_what_was_prepared_is_not_prepared_again(rank: Rank, memory: FakeMemory) -> None:
+    rank.prepare(1)
+    rank.sleep(1)
+    assert memory.calls == ["prepare", "release_kv", "release_weights"]
+
+
+def test_a_load_undoes_the_preparation(rank: Rank, memory: FakeMemory) -> None:
+    rank.prepare(1)
+    rank.reload(1, load(memory))
+    rank.sleep(1)
+    assert memory.copy == 1
+
+
 def test_level_2_discards_and_wakes_empty(rank: Rank, memory: FakeMemory) -> None:
     rank.prepare(2)
     rank.sleep(2)
