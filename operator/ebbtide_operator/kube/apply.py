@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,10 +66,11 @@ def _digest(child: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Applied:
-    """How it went. `seen` are the children as the API server said that they are: for the inventory."""
+    """How it went. `seen` is what the API server said is there, `gone` what it said is not: for the inventory."""
 
     problem: Problem | None
     seen: tuple[Child, ...] = ()
+    gone: tuple[Child, ...] = ()
 
 
 class Applier:
@@ -83,35 +84,37 @@ class Applier:
         """Apply what differs. Raises ApiError. A problem means that nothing was applied."""
         # The thread reads the inventory and never writes it: those who hear of its changes live in the loop.
         applied = await asyncio.to_thread(self._apply, server, held)
+        for child in applied.gone:
+            self.inventory.lose(child)
         for child in applied.seen:
             self.inventory.see(child)
         return applied
 
     def _apply(self, server: InferenceServer, held: bool) -> Applied:
-        made = children(server, self._site)
-        found = {child.key: child for child in self._look_for(made)}
-
-        def find(key: ChildKey) -> Child | None:
-            return self.inventory.get(key) or found.get(key)
-
-        if taken := foreign(made, server.metadata.uid, find):
-            return Applied(_taken(taken))
-        wanted = to_apply(made, find, self._marks, held=held)
+        made, uid = children(server, self._site), server.metadata.uid
+        known = {key_of(child): self.inventory.get(key_of(child)) for child in made}
+        now = {key: child if _owned(child, uid) else self._look(key) for key, child in known.items()}
+        gone = tuple(child for key, child in known.items() if child is not None and now[key] is None)
+        seen = tuple(child for key, child in now.items() if child is not None and child is not known[key])
+        if taken := foreign(made, uid, now.get):
+            return Applied(_taken(taken), seen, gone)
+        wanted = to_apply(made, now.get, self._marks, held=held)
         if refusal := self._try(wanted):
-            return Applied(refusal)
-        return Applied(None, (*found.values(), *(self._apply_one(child) for child in wanted)))
+            return Applied(refusal, seen, gone)
+        return Applied(None, (*seen, *(self._apply_one(child) for child in wanted)), gone)
 
-    def _look_for(self, made: Iterable[Json]) -> Iterator[Child]:
-        """Ask for what we know nothing of: an object without our labels is on no list of ours, and not ours to take."""
-        for child in made:
-            kind, (namespace, _, name) = kind_of(child), key_of(child)
-            if self.inventory.get(key_of(child)) is not None:
-                continue
-            try:
-                yield read_child(self._api.get(kind, namespace, name), kind.kind)
-            except ApiError as error:
-                if not error.missing:
-                    raise
+    def _look(self, key: ChildKey) -> Child | None:
+        """Ask for what we know nothing of, or know as another's.
+
+        An object without our labels is on no list of ours; one of an earlier server may be gone by now.
+        """
+        namespace, kind, name = key
+        try:
+            return read_child(self._api.get(BY_NAME[kind], namespace, name), kind)
+        except ApiError as error:
+            if error.missing:
+                return None
+            raise
 
     def _try(self, wanted: list[Json]) -> Problem | None:
         """Ask the API server first: a template that it refuses must leave everything as it was."""
@@ -131,6 +134,10 @@ class Applier:
         log.info("applied %s %s/%s", kind.kind, made.namespace, made.name)
         self._marks[made.key] = made.mark
         return made
+
+
+def _owned(child: Child | None, uid: str) -> bool:
+    return child is not None and child.owner == uid
 
 
 def kind_of(child: Mapping[str, object]) -> Kind:

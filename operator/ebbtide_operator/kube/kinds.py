@@ -66,8 +66,11 @@ class ApiError(OSError):
 
     @property
     def refused(self) -> bool:
-        """What was sent is wrong or forbidden: sending it again changes nothing."""
-        return self.status in (400, 403, 422)
+        """What was sent is wrong or forbidden: sending it again changes nothing.
+
+        An apply whose values do not fit their types, such as a quantity that is none, is answered with 500.
+        """
+        return self.status in (400, 403, 422) or (self.status == 500 and "failed to convert" in self.message)
 
 
 class Api(Protocol):
