@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from ebbtide_api.state import ParkedCopy
 
-from ..native import Arena, Tag
+from ..native import Arena, Tag, crc32c
 from ..native.heap import trim
 from . import storage
 from .parking import Contents, Parking
@@ -18,6 +18,7 @@ from .storage import ArenaMode, Blocks, Placed, Region
 
 _TAGS = {"weights": Tag.WEIGHTS, "kv_cache": Tag.KV}
 _THREADS = 2
+_CRC = 2**32 - 1
 
 
 class MisplacedError(RuntimeError):
@@ -62,7 +63,7 @@ class ArenaMemory:
 
     def prepare(self, version: int) -> int:
         """Make sure that a copy of the weights exists, and return the bytes that had to be copied for it."""
-        return self._parking.ensure(Contents(version, self._layout))
+        return self._parking.ensure(self._contents(version))
 
     def release_weights(self, keep_copy: bool) -> None:
         """Give the weights' memory back; without a copy, keep what no checkpoint holds."""
@@ -93,7 +94,14 @@ class ArenaMemory:
 
     def start_parking(self, version: int) -> None:
         """Begin the copy, beside serving."""
-        self._parking.start(Contents(version, self._layout))
+        self._parking.start(self._contents(version))
+
+    def _contents(self, version: int) -> Contents:
+        # Parameters change by a load alone. The rest may change while serving, and makes an earlier copy stale.
+        digest = self._layout
+        for region in self._kept:
+            digest = (digest & ~_CRC) | crc32c(storage.view(region).data, digest & _CRC)
+        return Contents(version, digest)
 
     def forget_copy(self) -> None:
         """The weights change: the copy is void."""

@@ -22,10 +22,10 @@ _SAMPLE = 4  # chunks checked each time before weights are given away for their 
 
 @dataclass(frozen=True)
 class Contents:
-    """What the weights in the arena are: their version, and a digest of where each tensor lies."""
+    """What the weights in the arena are: their version, and a digest of all that can differ within a version."""
 
     version: int
-    layout: int
+    digest: int
 
 
 class Parking:
@@ -58,7 +58,8 @@ class Parking:
 
     def start(self, contents: Contents) -> None:
         """Begin a copy at low priority, unless there is one or one is being made. Returns at once."""
-        if self._copy is None and not self.running:
+        if not self.running and not self._is_of(contents):
+            self._close()
             self._cancel = Cancel()
             # A daemon: the process may end while it copies; the file is unnamed until it is whole.
             run = threading.Thread(target=self._make, args=(contents, _NICE, 1), name="ebbtide-park", daemon=True)
@@ -71,8 +72,9 @@ class Parking:
         Raises NativeError: NO_MEMORY when host memory does not hold it.
         """
         self._wait()
-        if self._copy is not None and self._is_intact():
+        if self._is_of(contents) and self._is_intact():
             return 0
+        self._close()
         self._error = ""
         self._cancel = Cancel()
         self._make(contents, 0, self._threads, keep_error=False)
@@ -86,15 +88,21 @@ class Parking:
         """Forget the copy and end its making: the weights change now, or are to leave no trace."""
         self._cancel.set()
         self._wait()
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
         if self._copy is not None:
             self._copy.close()
             self._copy = None
-        self._path.unlink(missing_ok=True)
 
     def _wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def _is_of(self, contents: Contents) -> bool:
+        return self._copy is not None and _same(self._copy, contents)
 
     def _is_intact(self) -> bool:
         try:
@@ -116,7 +124,7 @@ class Parking:
                 self._arena,
                 Tag.WEIGHTS,
                 version=contents.version,
-                layout=contents.layout,
+                layout=contents.digest,
                 threads=threads,
                 nice=nice,
                 cancel=self._cancel,
@@ -138,4 +146,4 @@ class Parking:
 
 
 def _same(copy: Parked, contents: Contents) -> bool:
-    return (copy.info.version, copy.info.layout) == (contents.version, contents.layout)
+    return (copy.info.version, copy.info.layout) == (contents.version, contents.digest)

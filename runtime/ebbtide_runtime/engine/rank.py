@@ -19,7 +19,7 @@ _RESTART = "an earlier load failed midway: the engine must restart"
 
 
 class Memory(Protocol):
-    """How a device's memory is given away and taken back. Every method may raise; none is called twice in a row."""
+    """How a device's memory is given away and taken back. Every method may raise."""
 
     def prepare(self, version: int) -> int:
         """Make sure that a copy of the weights exists, and return the bytes that had to be copied for it."""
@@ -50,7 +50,7 @@ class Memory(Protocol):
 
 
 class Rank:
-    """The state of one rank. `asleep` says which tags have no memory."""
+    """The state of one rank, and its steps."""
 
     def __init__(self, rank: int, memory: Memory) -> None:
         self.rank = rank

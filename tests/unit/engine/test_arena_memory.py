@@ -124,6 +124,18 @@ def test_level_2_leaves_no_copy(device: Device, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "park") == []
 
 
+def test_a_buffer_that_changed_while_serving_makes_the_copy_stale(device: Device) -> None:
+    device.rank.prepare(1)
+    device.model.scale[3] = 5.0
+    device.rank.prepare(1)
+    assert device.rank.copied > 0
+    device.rank.sleep(1)
+    device.rank.wake(None)
+    assert device.model.scale[3].item() == 5.0
+    device.rank.prepare(1)
+    assert device.rank.copied == 0
+
+
 def load(device: Device, value: float) -> Callable[[], None]:
     def fill() -> None:
         with torch.no_grad(), device.memory.context("weights"):

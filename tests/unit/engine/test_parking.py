@@ -16,7 +16,7 @@ from tests.support.launching import until
 
 MIB = 1 << 20
 SIZE = 9 * MIB
-FIRST = Contents(version=0, layout=77)
+FIRST = Contents(version=0, digest=77)
 
 
 @pytest.fixture
@@ -88,6 +88,17 @@ def test_a_dropped_copy_is_gone(parking: Parking, tmp_path: Path) -> None:
     parking.drop()
     assert (parking.state(), os.listdir(tmp_path)) == (None, [])
     parking.drop()
+
+
+@pytest.mark.parametrize("other", [Contents(0, 78), Contents(1, 77)])
+def test_a_copy_of_other_contents_is_made_anew(parking: Parking, other: Contents) -> None:
+    parking.ensure(FIRST)
+    assert parking.ensure(other) >= SIZE
+    parking.start(FIRST)
+    assert parking.ensure(FIRST) == 0
+    state = parking.state()
+    assert state is not None
+    assert state.version == 0
 
 
 def test_dropping_ends_a_copy_that_is_being_made(parking: Parking, tmp_path: Path) -> None:
