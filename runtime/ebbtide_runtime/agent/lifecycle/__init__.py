@@ -1,0 +1,58 @@
+"""The lifecycle of one member, pure: no clock, no I/O. The table, the derivation, and the choices that are numbers."""
+
+from .derive import NOTHING_KNOWN, Meet, Observation, asleep, contradicts, derive, meet
+from .events import HAPPENINGS, VERBS, Decision, Derive, Event, Go, Impossible, Noop, Refuse, Start, Stay
+from .policy import (
+    MIB,
+    Facts,
+    LevelQuestion,
+    Refusal,
+    TargetQuestion,
+    choose_level,
+    goal_reached,
+    host_refusal,
+    host_room,
+    release_target,
+    should_park,
+    weights_refusal,
+)
+from .table import ADMITTING, TABLE, TERMINAL, TRANSIENT, allowed, decide
+
+__all__ = [
+    "ADMITTING",
+    "HAPPENINGS",
+    "MIB",
+    "NOTHING_KNOWN",
+    "TABLE",
+    "TERMINAL",
+    "TRANSIENT",
+    "VERBS",
+    "Decision",
+    "Derive",
+    "Event",
+    "Facts",
+    "Go",
+    "Impossible",
+    "LevelQuestion",
+    "Meet",
+    "Noop",
+    "Observation",
+    "Refusal",
+    "Refuse",
+    "Start",
+    "Stay",
+    "TargetQuestion",
+    "allowed",
+    "asleep",
+    "choose_level",
+    "contradicts",
+    "decide",
+    "derive",
+    "goal_reached",
+    "host_refusal",
+    "host_room",
+    "meet",
+    "release_target",
+    "should_park",
+    "weights_refusal",
+]
