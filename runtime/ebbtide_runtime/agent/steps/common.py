@@ -1,0 +1,70 @@
+"""What several verbs need: the state as it is now, host memory, and where weights come from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+from ebbtide_api.errors import EbbtideError, ErrorCode
+from ebbtide_api.state import EngineState
+
+from ...native import Measurement
+from ..lifecycle import host_room
+from ..member import Member
+
+# A host always keeps this much: a parked copy must not be what the kernel ends processes for.
+RESERVE = 256 << 20
+
+
+async def fresh_state(member: Member) -> EngineState:
+    """Ask the engine for its state. Raises UNREACHABLE, or FaultError when its ranks disagree."""
+    answer = await member.engine.state()
+    if not isinstance(answer, EngineState):
+        raise EbbtideError(ErrorCode.UNREACHABLE, f"the engine does not say its state: {answer.message}")
+    member.see(answer)
+    return answer
+
+
+async def fresh_measurement(member: Member) -> Measurement:
+    """Measure now. Raises UNREACHABLE when the launcher does not answer."""
+    measured = await member.probe.fresh()
+    if measured is None:
+        seconds = member.settings.measure_s
+        raise EbbtideError(ErrorCode.UNREACHABLE, f"the launcher did not measure within {seconds} s")
+    return measured
+
+
+def available(folder: Path) -> int:
+    """Return the bytes of host memory that can be taken in a memory-backed folder, less a reserve."""
+    room = os.statvfs(folder)
+    return max(0, min(psutil.virtual_memory().available, room.f_bavail * room.f_frsize) - RESERVE)
+
+
+def room(member: Member, held: int) -> int:
+    """Return the host bytes that this member may still take, when it holds `held`."""
+    return host_room(member.config.host_memory_limit, held, available(Path(member.config.memory)))
+
+
+def weights_bytes(state: EngineState) -> int:
+    """Return the bytes of all ranks' weights."""
+    return int(sum(rank.weights_mib for rank in state.ranks) * (1 << 20))
+
+
+def source(member: Member) -> tuple[str, int] | None:
+    """Return where the committed weights can be loaded from, and their version; None when their copy is gone."""
+    committed = member.store.memory.committed
+    if committed.version == 0:
+        return member.config.model, 0
+    return (committed.path, committed.version) if Path(committed.path).is_dir() else None
+
+
+def source_lost(member: Member) -> EbbtideError:
+    """Return the error of committed weights whose copy is gone, say after a reboot of the machine."""
+    version = member.store.memory.committed.version
+    return EbbtideError(
+        ErrorCode.WEIGHTS_NOT_COMMITTED,
+        f"the member's copy of version {version} is gone",
+        next_action=f"Publish the weights again, as a version above {version}.",
+        version=version,
+    )
