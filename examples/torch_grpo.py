@@ -26,6 +26,7 @@ from ebbtide import Group, Loan, Progress
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 PROMPTS = (
     "every wave returns with",
@@ -116,6 +117,7 @@ class Policy:
     """The model that is trained: 32-bit master weights here, bfloat16 in the engine."""
 
     def __init__(self, path: str, settings: Settings) -> None:
+        disable_progress_bar()
         tokenizer = AutoTokenizer.from_pretrained(path)
         vocabulary = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.settings = settings

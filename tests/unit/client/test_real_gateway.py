@@ -1,0 +1,131 @@
+"""The client against a real operator whose engines are pretended: what the fake gateway says must be true."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from ebbtide import Connection, EbbtideError, ErrorCode, Group, Loan, Progress, Stage
+from ebbtide.cli.run import run
+from ebbtide.client.connection import from_home
+
+from tests.support.polling import eventually
+from tests.unit.operator.house import House
+
+WEIGHTS = {"w": np.arange(8, dtype=np.float32)}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    made = House(tmp_path_factory.mktemp("house"))
+    made.start()
+    made.serving()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connection(house: House, monkeypatch: pytest.MonkeyPatch) -> Connection:
+    for name in ("EBBTIDE_URL", "EBBTIDE_TOKEN", "EBBTIDE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return from_home(house.home)
+
+
+@pytest.fixture
+def group(connection: Connection) -> Iterator[Group]:
+    with Group("actor", connection=connection) as group:
+        eventually(lambda: group.servers()[0].serving, 20)
+        yield group
+
+
+def version(group: Group) -> int:
+    return group.servers()[0].weight_version
+
+
+def test_the_whole_way(group: Group, house: House) -> None:
+    before = version(group)
+    reports: list[Progress] = []
+    with group.borrow(on_progress=reports.append) as loan:
+        assert group.state().owner.startswith(loan._core.terms.request().holder)
+        assert not group.servers()[0].serving
+        assert loan.freed_mib > 0
+        assert loan.lend.phases
+        published = loan.publish(WEIGHTS, version=before + 1)
+        assert published.path.parent == house.layout.handoff("actor")
+    assert loan.reclaimed is not None
+    assert loan.reclaimed.weight_version == version(group) == before + 1
+    assert group.state().owner == "engine"
+    assert group.servers()[0].serving
+    assert {Stage.LEND, Stage.PUBLISH, Stage.RETURN} <= {report.stage for report in reports}
+
+
+def test_an_exception_brings_the_old_weights_back(group: Group) -> None:
+    before = version(group)
+
+    def fail(loan: Loan) -> None:
+        loan.publish(WEIGHTS, version=before + 1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), group.borrow() as loan:
+        fail(loan)
+    assert version(group) == before
+    assert group.servers()[0].serving
+
+
+def test_an_older_version_is_refused_and_the_old_weights_serve(group: Group) -> None:
+    before = version(group)
+    with pytest.raises(EbbtideError) as caught, group.borrow() as loan:
+        loan.publish(WEIGHTS, version=max(1, before))
+    assert caught.value.code is ErrorCode.VERSION_REGRESSION
+    eventually(lambda: group.servers()[0].serving, 20)
+    assert version(group) == before
+
+
+def test_two_borrowers_take_turns(group: Group, connection: Connection) -> None:
+    order: list[str] = []
+    queued = threading.Event()
+
+    def second() -> None:
+        def report(progress: Progress) -> None:
+            if progress.stage is Stage.QUEUE:
+                queued.set()
+
+        with Group("actor", connection=connection, holder="second") as other, other.borrow(on_progress=report):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with group.borrow():
+        thread.start()
+        assert queued.wait(20)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+def test_the_lease_outlives_its_ttl_while_it_is_renewed(group: Group) -> None:
+    with group.borrow(ttl=1.5) as loan:
+        began, first = time.monotonic(), group.state().lease
+        eventually(lambda: time.monotonic() - began > 2.5)
+        last = group.state().lease
+        loan.check()
+    assert first is not None
+    assert last is not None
+    assert first.id == last.id
+
+
+def test_the_command_line(house: House, group: Group, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--home", str(house.home)]) == 0
+    assert "chat-0" in capsys.readouterr().out
+    assert run(["lend", "actor", "--for", "10ms", "--home", str(house.home)]) == 0
+    assert "Serving version" in capsys.readouterr().out
+    assert run(["lend", "actress", "--for", "10ms", "--home", str(house.home)]) == 1
+    assert "NOT_FOUND there is no group actress; there are: actor." in capsys.readouterr().err
+    assert run(["logs", "chat", "--agent", "--home", str(house.home)]) == 0
+
+
+def test_a_wrong_token_is_refused(connection: Connection) -> None:
+    wrong = Connection(connection.url, "wrong")
+    with Group("actor", connection=wrong) as stranger, pytest.raises(EbbtideError) as caught:
+        stranger.servers()
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
