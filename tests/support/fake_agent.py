@@ -1,7 +1,7 @@
-"""A member's two processes without vLLM: an agent that speaks the contract, and a launcher with a pretended engine.
+"""A member's two processes without vLLM: this agent speaks the contract, fake_launcher pretends an engine.
 
-    python -m tests.support.fake_agent --member FILE              the agent
-    python -m tests.support.fake_agent --launcher --member FILE   the launcher
+    python -m tests.support.fake_agent --member FILE
+    python -m tests.support.fake_launcher --member FILE
 
 Both meet in files of the member's memory folder, as the real ones meet on the control page: `boot` (the launcher counts
 its starts), `grant` and `kill` (the agent writes a boot), `engine` (the launcher writes the engine's pid). What the
@@ -15,12 +15,9 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -31,22 +28,8 @@ from ebbtide_api.member import MemberConfig
 from ebbtide_api.state import KV, Level, Phase, Weights
 from ebbtide_api.verbs import EPOCH, IDEMPOTENCY_KEY, INSTANCE, Operation, OperationStatus, Verb
 
+from tests.support.fake_launcher import TICK, number, put
 from tests.support.fake_member import FakeMember, Script, error
-
-TICK = 0.02
-
-
-def number(path: Path) -> int:
-    try:
-        return int(path.read_text() or 0)
-    except (FileNotFoundError, ValueError):
-        return 0
-
-
-def put(path: Path, value: int) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(str(value))
-    temporary.replace(path)
 
 
 def alive(pid: int) -> int:
@@ -253,49 +236,11 @@ def reattach(agent: FakeAgent) -> None:
     member.rederive()
 
 
-def run_launcher(config: MemberConfig) -> int:
-    """Announce a boot, wait for its grant, run an engine, and end it when told to: 0, 70 or 71 as the contract says."""
-    memory, stop = Path(config.memory), []
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
-    boot = number(memory / "boot") + 1
-    put(memory / "engine", 0)
-    put(memory / "boot", boot)
-    engine: subprocess.Popen[bytes] | None = None
-    code = 0
-    while not stop:
-        if engine is None and number(memory / "grant") == boot:
-            engine = start_engine(config)
-            put(memory / "engine", engine.pid)
-        if number(memory / "kill") == boot:
-            code = 70
-            break
-        if engine is not None and engine.poll() is not None:
-            code = 71
-            break
-        time.sleep(TICK)
-    if engine is not None:
-        engine.kill()
-        engine.wait()
-        put(memory / "engine", 0)
-    return code
-
-
-def start_engine(config: MemberConfig) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "EBBTIDE_MEMBER": f"{config.home}/member.json"}
-    return subprocess.Popen(["sleep", "100000"], env=environment, start_new_session=True)
-
-
-Main = Callable[[MemberConfig], int | None] | Callable[[MemberConfig], Awaitable[None]]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--member", type=Path, required=True)
-    parser.add_argument("--launcher", action="store_true")
     asked = parser.parse_args()
     config = MemberConfig.model_validate_json(asked.member.read_bytes())
-    if asked.launcher:
-        return run_launcher(config)
     run_agent(config)
     return 0
 

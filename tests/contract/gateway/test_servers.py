@@ -172,8 +172,10 @@ async def test_a_step_that_ran_in_a_crash_has_an_unknown_outcome(house: House) -
 # applying
 
 
-async def test_a_server_is_applied_to_a_running_operator(house: House) -> None:
-    other = house.document("other", engine={"port": 9000}, replicas=1)
+async def test_a_server_is_applied_to_a_running_operator(closed: House) -> None:
+    house, roomy = closed, {"group": "actor", "devices": {"cpu": {"memory": "2000Mi"}}}
+    await house.open([house.server(colocation=roomy)])
+    other = house.document("other", engine={"port": 9000}, replicas=1, colocation=roomy)
     answer = await house.client.post("/v1/apply", json=[other])
     assert answer.status_code == 200, answer.text
     assert answer.json()[0]["name"] == "other"

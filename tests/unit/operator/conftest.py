@@ -13,7 +13,8 @@ from ebbtide_operator.settings import Commands, Restarts, Settings
 
 from .given import remove_tree
 
-FAKE = (sys.executable, "-m", "tests.support.fake_agent")
+AGENT = (sys.executable, "-m", "tests.support.fake_agent")
+LAUNCHER = (sys.executable, "-m", "tests.support.fake_launcher")
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
         home=tmp_path / "home",
         port=0,
         shared_memory=tmp_path / "shm",
-        commands=Commands(agent=FAKE, launcher=(*FAKE, "--launcher")),
+        commands=Commands(agent=AGENT, launcher=LAUNCHER),
         restarts=Restarts(first=0.05, longest=0.5, stable=5.0),
         stop_grace=5.0,
     )

@@ -10,7 +10,8 @@ from ebbtide_operator.__main__ import servers_of
 from ebbtide_operator.app import run
 from ebbtide_operator.settings import Commands, Restarts, Settings
 
-FAKE = (sys.executable, "-m", "tests.support.fake_agent")
+AGENT = (sys.executable, "-m", "tests.support.fake_agent")
+LAUNCHER = (sys.executable, "-m", "tests.support.fake_launcher")
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
         home=Path(home),
         port=0,
         shared_memory=Path(memory),
-        commands=Commands(agent=FAKE, launcher=(*FAKE, "--launcher")),
+        commands=Commands(agent=AGENT, launcher=LAUNCHER),
         restarts=Restarts(first=0.05, longest=0.5, stable=5.0),
         stop_grace=5.0,
     )

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,15 @@ class House:
         if self.operator is not None and self.operator.poll() is None:
             self.operator.kill()
             self.operator.wait()
-        proc.send(self.processes(), signal.SIGKILL)
+        # Twice empty: a process that was just started does not carry its arguments yet.
+        for _ in range(2):
+            until(self._nobody, 10)
+            time.sleep(0.02)
+
+    def _nobody(self) -> bool:
+        left = self.processes()
+        proc.send(left, signal.SIGKILL)
+        return not left
 
     # what is seen
 

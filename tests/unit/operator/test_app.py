@@ -179,19 +179,21 @@ def test_an_agent_that_dies_comes_back_to_where_the_engine_is(serving: House) ->
 
 def test_a_trainer_that_is_killed_is_followed_by_the_engine(serving: House) -> None:
     hold = "held = bytearray(800 << 20); held[::4096] = b'x' * len(held[::4096]); print('held', flush=True); input()"
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert trainer.stdout is not None
-    trainer.stdout.readline()
-    lease = serving.lent(pid=trainer.pid, ttlSeconds=0.5)
-    until(lambda: serving.record().lease and serving.record().lease.stage == "OwnerLost")  # type: ignore[union-attr]
-    assert serving.phases() == ["Asleep"]
-    seen = serving.call("GET", GROUP).json()
-    assert seen["owner"] == "trainer"
-    assert [holder["mib"] > 700 for holder in seen["devices"][0]["holders"] if "trainer" in holder["name"]] == [True]
-    trainer.kill()
-    trainer.communicate()
+    command = [sys.executable, "-c", hold]
+    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert trainer.stdout is not None
+        trainer.stdout.readline()
+        lease = serving.lent(pid=trainer.pid, ttlSeconds=4)
+        until(lambda: serving.record().lease and serving.record().lease.stage == "OwnerLost")  # type: ignore[union-attr]
+        assert serving.phases() == ["Asleep"]
+        seen = serving.call("GET", GROUP).json()
+        assert seen["owner"] == "trainer"
+        held = [holder["mib"] for holder in seen["devices"][0]["holders"] if "trainer" in holder["name"]]
+        assert held[0] > 700
+    finally:
+        trainer.kill()
+        trainer.communicate()
     serving.serving()
     assert serving.call("GET", GROUP).json()["owner"] == "engine"
     assert serving.ask("reclaim", lease).json()["code"] == "STALE_EPOCH"
