@@ -157,7 +157,7 @@ def trouble_of(raw: Mapping[str, object]) -> str:
         return ""
     if text(raw, "status", "phase") == "Failed":
         return _sentence(f"it failed ({text(raw, 'status', 'reason') or 'Failed'})", text(raw, "status", "message"))
-    for condition in items(raw, "status", "conditions"):
+    for condition in items(raw, "status", "conditions") if text(raw, "status", "phase") == "Pending" else ():
         if text(condition, "type") == "PodScheduled" and text(condition, "reason") == "Unschedulable":
             return _sentence("no node takes it", text(condition, "message"))
     containers = items(raw, "status", "initContainerStatuses") + items(raw, "status", "containerStatuses")

@@ -74,7 +74,10 @@ LOOP = "CrashLoopBackOff"
             "it failed (Evicted): disk",
         ),
         (
-            {"status__conditions": [{"type": "PodScheduled", "reason": "Unschedulable", "message": "0/1 nodes"}]},
+            {
+                "status__phase": "Pending",
+                "status__conditions": [{"type": "PodScheduled", "reason": "Unschedulable", "message": "0/1 nodes"}],
+            },
             "no node takes it: 0/1 nodes",
         ),
     ],
