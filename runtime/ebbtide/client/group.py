@@ -78,9 +78,7 @@ class _GroupBase(Generic[L]):
         leaving raises MANIFEST_INVALID, VERSION_REGRESSION, DEVICE_NOT_FREE, CANARY_FAILED, STALE_EPOCH.
         """
         terms = Terms(
-            group=self.name,
-            holder=self._holder,
-            pid=self._pid,
+            *(self.name, self._holder, self._pid),
             ttl=ttl,
             need_mib=need_mib,
             drain=drain,
