@@ -132,8 +132,7 @@ async def _serve(parts: Parts, listener: socket.socket, stop: asyncio.Event, ann
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping")
     # Long polls and event streams end by themselves when they see this, before the gateway is closed under them.
-    parts.operator.stopping.set()
-    parts.operator.bell.ring()
+    parts.operator.close()
     server.should_exit = True
     stopped.cancel()
     await serving

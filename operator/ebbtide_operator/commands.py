@@ -71,7 +71,9 @@ def _start_of(operator: Operator, pid: int | None) -> int:
         return 0
     start = operator.driver.started_at(pid)
     if start is None:
-        raise EbbtideError(ErrorCode.INVALID_REQUEST, f"pid: there is no process {pid}", field="pid")
+        raise EbbtideError(
+            ErrorCode.INVALID_REQUEST, f"pid: there is no process {pid} that this operator may measure", field="pid"
+        )
     return start
 
 

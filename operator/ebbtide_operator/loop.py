@@ -130,10 +130,15 @@ class Operator:
             if operation.verb not in GROUP_VERBS or operation.target not in self.groups:
                 await self.operations.finish(operation.id, error=error)
 
-    async def stop(self, *, keep: bool) -> None:
-        """End the loop, then the members, or leave those for the next operator."""
+    def close(self) -> None:
+        """Begin nothing any more, and let nobody wait any longer."""
         self.stopping.set()
         self.bell.ring()
+        self.operations.close()
+
+    async def stop(self, *, keep: bool) -> None:
+        """End the loop, then the members, or leave those for the next operator."""
+        self.close()
         await self.queue.close()
         for task in tuple(self.tasks):
             task.cancel()

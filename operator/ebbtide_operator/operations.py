@@ -64,6 +64,7 @@ class Operations:
         self._ended: dict[str, Entry] = {}
         self._started: dict[str, float] = {}
         self._bell = Bell()
+        self._closing = False
         self._lock = asyncio.Lock()
 
     def load(self) -> None:
@@ -111,10 +112,15 @@ class Operations:
 
         def ended() -> bool:
             entry = self._entries.get(name)
-            return entry is None or not entry.open
+            return self._closing or entry is None or not entry.open
 
         await self._bell.wait_for(ended, seconds)
         return self.find(name)
+
+    def close(self) -> None:
+        """Let nobody wait any longer."""
+        self._closing = True
+        self._bell.ring()
 
     # writing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -33,8 +34,14 @@ class Trainer:
             self._known |= {found.pid: found.start for found in _descendants(self._known, everyone())}
             self._looked = time.monotonic()
         self._known = {pid: start for pid, start in self._known.items() if is_alive(pid, start)}
-        used = self._memory.used(sorted(self._known))
+        used = sum(self._one(pid) for pid in sorted(self._known))
         return TrainerView(self.pid, alive=bool(self._known), used_mib=used / MIB)
+
+    def _one(self, pid: int) -> int:
+        # A child of another user cannot be measured: what it holds is not on our device's account.
+        with contextlib.suppress(PermissionError):
+            return self._memory.used([pid])
+        return 0
 
 
 def _descendants(known: dict[int, int], processes: Iterable[Process]) -> list[Process]:
@@ -50,9 +57,18 @@ def _descendants(known: dict[int, int], processes: Iterable[Process]) -> list[Pr
 
 
 def start_of(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None when there is none of that pid."""
+    """Return when a process started, in clock ticks since boot; None when there is none that can be measured."""
     found = read(pid)
-    return found.start if found else None
+    return found.start if found and may_measure(pid) else None
+
+
+def may_measure(pid: int) -> bool:
+    """Say whether the kernel lets us measure a process. The file's mode lets everybody; opening it tells."""
+    try:
+        Path(f"/proc/{pid}/smaps_rollup").open("rb").close()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def exists(path: str) -> bool:

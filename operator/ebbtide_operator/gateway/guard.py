@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN = frozenset({"/health", "/metrics"})
 _SCHEME = b"bearer "
+_LATER = frozenset({423, 503})
 
 
 class TooLargeError(EbbtideError):
@@ -65,5 +66,9 @@ class Guard:
 
 def error_response(error: EbbtideError) -> JSONResponse:
     """Return an error as it travels."""
-    headers = {"WWW-Authenticate": "Bearer"} if error.code is ErrorCode.UNAUTHENTICATED else None
+    headers: dict[str, str] = {}
+    if error.code is ErrorCode.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.status in _LATER:
+        headers["Retry-After"] = "1"
     return JSONResponse(error.body().wire(), status_code=error.status, headers=headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -135,7 +136,8 @@ def _remember(request: Request, servers: list[InferenceServer]) -> None:
 
 def _server(index: int, document: dict[str, Any]) -> InferenceServer:
     try:
-        return InferenceServer.model_validate(document)
+        # As strict as with a file: in JSON, "2" is no number.
+        return InferenceServer.model_validate_json(json.dumps(document), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         wrong = [{"loc": (index, *path), "msg": why} for path, _, why in faults(error, InferenceServer)]
         raise invalid(wrong) from None

@@ -125,7 +125,9 @@ def _end(world: World, back: ReturnIntent, error: ErrorBody | None) -> Turn:
         # A canary that failed must go on to fail: the gate does not open because the lease has ended.
         record = record.model_copy(update={"serve": record.serve.model_copy(update={"canary": back.canary})})
     everywhere = all(member.state and member.state.committed_version >= record.serve.version for member in world.wanted)
-    retire = (Retire(record.serve.version),) if everywhere and record.serve.version else ()
+    # A version that was refused is published again or never: its files only fill the memory.
+    published = max(record.serve.version, back.version or 0)
+    retire = (Retire(published),) if everywhere and published else ()
     return Turn(record.end_lease(LeaseStage.RELEASED), _answer(world, back, error), retire)
 
 

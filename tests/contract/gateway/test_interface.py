@@ -10,7 +10,7 @@ import pytest
 from ebbtide_api.errors import RULES, ErrorBody
 from fastapi import FastAPI
 
-from .conftest import GROUP, TOKEN, House, by, code
+from .conftest import GROUP, TOKEN, House, code
 
 pytestmark = pytest.mark.anyio
 ROUTES = [
@@ -140,11 +140,14 @@ async def test_long_polls_end_when_the_operator_stops(house: House) -> None:
     waiting = await house.acquire("b")
     poll = asyncio.create_task(house.client.get(f"{GROUP}/lease/{waiting['id']}", params={"wait": "20s"}))
     await asyncio.sleep(0.05)
-    house.operator.stopping.set()
-    house.operator.bell.ring()
+    await house.operator.operations.begin("op", "lend", "actor", "digest")
+    working = asyncio.create_task(house.client.get("/v1/operations/op", params={"wait": "20s"}))
+    await asyncio.sleep(0.05)
+    house.operator.close()
+    assert (await asyncio.wait_for(working, 2)).json()["status"] == "Running"
     answer = await asyncio.wait_for(poll, 2)
     assert answer.json()["stage"] == "Queued"
-    assert by(lease)
+    assert (await house.client.get(f"{GROUP}/lease/{lease['id']}")).status_code == 200
 
 
 def test_every_code_has_a_status_that_errors_use() -> None:

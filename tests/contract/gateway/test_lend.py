@@ -129,6 +129,7 @@ async def test_a_refused_manifest_names_the_member_and_the_old_weights_serve(hou
     assert done["error"]["code"] == "MANIFEST_INVALID"
     assert done["error"]["details"] == {"reason": "TORN", "member": "chat-1"}
     assert done["result"]["weightVersion"] == 0
+    assert house.driver.retired == [("actor", 1)], "its files are of no use to anybody"
     assert house._all("Running")
     assert house.record.owner == "engine"
 

@@ -141,6 +141,7 @@ async def test_a_wake_by_hand_needs_free_memory(house: House) -> None:
     refused = await step(house, "wake-weights", **by(lease))
     assert code(refused, 423) == "DEVICE_NOT_FREE"
     assert refused.json()["retryable"] is True
+    assert refused.headers["retry-after"] == "1"
     assert refused.json()["details"]["device"] == "cpu0"
     assert house._all("Asleep")
 
@@ -205,6 +206,7 @@ async def test_power_asleep_puts_a_server_to_sleep_and_it_is_ready(house: House)
     ("change", "text"),
     [
         ({"replicas": 0}, "replicas"),
+        ({"replicas": "2"}, "replicas"),
         ({"surprise": 1}, "surprise"),
         ({"source": "/nowhere"}, "no config.json"),
         ({"colocation": {"group": "elsewhere"}}, "colocation.group cannot be changed"),

@@ -102,6 +102,33 @@ def test_another_process_of_the_same_pid_is_nobody() -> None:
         assert not Trainer(process.pid, start - 1).measure().alive
 
 
+def test_a_process_that_may_not_be_measured_is_no_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(HOLD, "8") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        trainer = trainer_of(process)
+
+        def refused(*_: object) -> int:
+            raise PermissionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "may_measure", lambda _pid: False)
+            assert start_of(process.pid) is None
+        monkeypatch.setattr(memory.AnonymousMemory, "used", refused)
+        seen = trainer.measure()
+        assert (seen.alive, seen.used_mib) == (True, 0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_users_process_may_not_be_measured() -> None:
+    assert memory.may_measure(os.getpid())
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        os._exit(memory.may_measure(os.getppid()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_what_exists(tmp_path: Path) -> None:
     assert exists(str(tmp_path))
     assert not exists(str(tmp_path / "v1"))
