@@ -58,7 +58,7 @@ class Terms:
             return LeaseRequest(
                 holder=self.holder or default_holder(),
                 ttl_seconds=self.ttl,
-                pid=self.pid or os.getpid(),
+                pid=self.pid,
                 need_mib=self.need_mib,
             )
         except ValidationError as problem:
@@ -166,10 +166,11 @@ class Borrowing:
         if self.lease is None or self.lend is None or self._returning:
             message = f"group {self.terms.group} is not borrowed now."
             raise EbbtideError(ErrorCode.NOT_LEASE_HOLDER, message, next_action="Publish inside the with block.")
-        if not self.lease.handoff:
-            message = f"group {self.terms.group} has no hand-off folder that this process can reach."
+        folder = Path(self.lease.handoff)
+        if not self.lease.handoff or not folder.is_dir():
+            message = f"group {self.terms.group} has no hand-off folder that this process can reach ({folder})."
             raise EbbtideError(ErrorCode.TRANSPORT_IMPOSSIBLE, message)
-        return Path(self.lease.handoff)
+        return folder
 
     def _farewell(self) -> Flow[None]:
         self._returning = True

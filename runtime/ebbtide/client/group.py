@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -48,7 +49,9 @@ class _GroupBase(Generic[L]):
         self.name = name
         self.connection = connection or find()
         self._gateway = Gateway(self.connection.url)
-        self._holder, self._pid = holder, pid
+        # Elsewhere our pid means nothing, or another process.
+        self._pid = os.getpid() if pid is None and self.connection.local else pid
+        self._holder = holder
 
     def borrow(
         self,

@@ -9,6 +9,7 @@ from tests.support.fake_gateway import TOKEN, FakeGateway, serving
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[FakeGateway]:
+    (tmp_path / "handoff").mkdir()
     gateway = FakeGateway(tmp_path / "handoff")
     yield gateway
     gateway.close()

@@ -2,10 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +17,9 @@ from ebbtide import (
     Progress,
     Stage,
 )
-from ebbtide.client import gateway as calls
 from ebbtide_api.errors import ErrorBody
 
-from tests.support.fake_gateway import TOKEN, FakeGateway, Fault
-from tests.support.polling import eventually
+from tests.support.fake_gateway import FakeGateway
 
 WEIGHTS = {"w": np.arange(8, dtype=np.float32)}
 
@@ -102,6 +96,21 @@ def test_by_default_this_process_is_the_holder(group: Group, gateway: FakeGatewa
     (ask,) = gateway.seen("POST", "/lease")
     assert ask.body["pid"] == os.getpid()
     assert ask.body["holder"].endswith(f"/{os.getpid()}")
+
+
+def test_a_gateway_elsewhere_is_told_no_pid() -> None:
+    with Group("actor", connection=Connection("https://gateway.example")) as group:
+        assert group.borrow()._core.terms.pid is None
+    with Group("actor", connection=Connection("https://gateway.example"), pid=7) as group:
+        assert group.borrow()._core.terms.pid == 7
+
+
+def test_a_hand_off_folder_that_is_not_here_is_told(group: Group, gateway: FakeGateway) -> None:
+    gateway.handoff.rmdir()
+    with group.borrow() as loan, pytest.raises(EbbtideError) as caught:
+        loan.publish(WEIGHTS, version=1)
+    assert caught.value.code is ErrorCode.TRANSPORT_IMPOSSIBLE
+    assert str(gateway.handoff) in caught.value.message
 
 
 def test_drain_and_level_travel_with_the_lend(group: Group, gateway: FakeGateway) -> None:
@@ -238,99 +247,6 @@ def test_ctrl_c_in_the_queue_leaves_it(group: Group, gateway: FakeGateway) -> No
     assert gateway.current is None
 
 
-# The lease
-
-
-def test_the_lease_is_renewed_while_the_trainer_is_busy(group: Group, gateway: FakeGateway) -> None:
-    with group.borrow(ttl=1.2):
-        began = time.monotonic()
-        while time.monotonic() - began < 2:  # a training step that never yields to anybody
-            sum(range(1000))
-        assert gateway.current is not None
-    assert len(gateway.seen("PUT", "/lease/")) >= 4
-
-
-def test_renewing_ends_with_the_loan(group: Group, gateway: FakeGateway) -> None:
-    gateway.ttl_counts = False
-    with group.borrow(ttl=0.3):
-        eventually(lambda: gateway.seen("PUT", "/lease/"))
-    assert not [thread for thread in threading.enumerate() if thread.name == "ebbtide-actor"]
-
-
-def test_a_lost_lease_is_told_by_callback_and_at_the_next_call(group: Group, gateway: FakeGateway) -> None:
-    gateway.ttl_counts = False
-    told: list[EbbtideError] = []
-
-    def lose(loan: Loan) -> None:
-        gateway.take_away()
-        eventually(lambda: told)
-        for call in (loan.check, lambda: loan.publish(WEIGHTS, version=1)):
-            with pytest.raises(EbbtideError) as inside:
-                call()
-            assert inside.value is loan.lost is told[0]
-
-    with pytest.raises(EbbtideError) as caught, group.borrow(ttl=0.3, on_lost=told.append) as loan:
-        lose(loan)
-    assert caught.value.code is ErrorCode.STALE_EPOCH
-    assert gateway.performed == ["lend"]
-    assert not any(gateway.handoff.glob("v*"))
-
-
-def test_a_late_holder_is_refused_even_if_it_has_not_heard(group: Group, gateway: FakeGateway) -> None:
-    with pytest.raises(EbbtideError) as caught, group.borrow(ttl=60):
-        gateway.take_away()
-    assert caught.value.code is ErrorCode.STALE_EPOCH
-
-
-def test_renewing_outlives_a_gateway_that_is_away(group: Group, gateway: FakeGateway) -> None:
-    gateway.ttl_counts = False  # a gateway that restarts gives every lease a fresh TTL
-    with group.borrow(ttl=0.3) as loan:
-        faults = [
-            Fault.drop_before(),
-            Fault.answer(503),
-            Fault.drop_before(),
-            Fault.answer(500, "broken"),
-            Fault.answer(503),
-        ]
-        gateway.fault("PUT", "/lease/", *faults)
-        eventually(lambda: len(gateway.seen("PUT", "/lease/")) > 6)
-        assert loan.lost is None
-
-
-TRAINER = """
-import os, sys, time
-from ebbtide import Connection, Group
-url, token = sys.argv[1:]
-with Group("actor", connection=Connection(url, token)).borrow(ttl=1.5):
-    print("borrowed", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_killed_trainer_renews_no_more(connection: Connection, gateway: FakeGateway) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINER, connection.url, TOKEN], stdout=subprocess.PIPE, text=True
-    ) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "borrowed\n"
-        eventually(lambda: gateway.seen("PUT", "/lease/"))
-        trainer.kill()
-    eventually(lambda: gateway.current is None)
-    assert gateway.owner == "engine"
-
-
-def test_a_real_ctrl_c_gives_back(connection: Connection, gateway: FakeGateway) -> None:
-    command = [sys.executable, "-c", TRAINER, connection.url, TOKEN]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "borrowed\n"
-        trainer.send_signal(2)
-        _, errors = trainer.communicate(timeout=10)
-    assert "KeyboardInterrupt" in errors
-    assert gateway.performed == ["lend", "reclaim"]
-    assert gateway.current is None
-
-
 def test_the_manifest_in_the_handoff_is_whole(group: Group, gateway: FakeGateway, tmp_path: Path) -> None:
     with group.borrow() as loan:
         published = loan.publish(WEIGHTS, version=1)
@@ -338,57 +254,3 @@ def test_the_manifest_in_the_handoff_is_whole(group: Group, gateway: FakeGateway
     first, second = (json.loads((each.path / "manifest.json").read_text()) for each in (published, copied))
     assert first["tensors"] == second["tensors"]
     assert second["version"] == gateway.version == 2
-
-
-# Ambiguous outcomes
-
-
-@pytest.mark.parametrize("fault", [Fault.drop_before(), Fault.drop_after(), Fault.answer(503), Fault.answer(425)])
-@pytest.mark.parametrize("path", ["/lease", ":lend", ":reclaim"])
-def test_a_call_whose_answer_is_lost_acts_once(group: Group, gateway: FakeGateway, path: str, fault: Fault) -> None:
-    gateway.fault("POST", path, fault)
-    with group.borrow() as loan:
-        loan.publish(WEIGHTS, version=1)
-    assert gateway.performed == ["lend", "reclaim"]
-    assert gateway.version == 1
-    assert gateway.current is None
-
-
-def test_reading_an_operation_survives_drops(group: Group, gateway: FakeGateway) -> None:
-    gateway.fault("GET", "/v1/operations/", Fault.drop_before(), Fault.drop_after(), Fault.answer(503))
-    with group.borrow():
-        pass
-    assert gateway.performed == ["lend", "reclaim"]
-
-
-def test_an_operation_that_the_gateway_lost_is_asked_for_again(group: Group, gateway: FakeGateway) -> None:
-    gateway.hold("lend")
-    gateway.unreadable_operations.add("op-0")
-
-    def let_go(progress: Progress) -> None:
-        if progress.stage is Stage.LEND and "lend" in gateway._held:
-            gateway.let_go("lend")
-
-    with group.borrow(on_progress=let_go):
-        pass
-    assert len(gateway.seen("POST", ":lend")) == 2
-    assert gateway.performed == ["lend", "reclaim"]
-
-
-def test_a_lend_that_takes_too_long_gives_up_its_lease(
-    group: Group, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "GRACE", 0.2)
-    monkeypatch.setattr(calls, "POLL", 0.1)
-    gateway.hold("lend")
-    with pytest.raises(EbbtideError, match="not done after") as caught, group.borrow(timeout=0.2):
-        pytest.fail("never entered")
-    assert caught.value.code is ErrorCode.PHASE_DEADLINE
-    assert gateway.seen("DELETE", "/lease/")
-
-
-def test_a_goodbye_that_is_lost_harms_nobody(group: Group, gateway: FakeGateway) -> None:
-    gateway.fault("DELETE", "/lease/", Fault.answer(500, "broken"))
-    with group.borrow() as loan:
-        pass
-    assert loan.reclaimed is not None
