@@ -83,6 +83,11 @@ def free_port(first: int) -> int:
     raise AssertionError("no free ports")
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @dataclass
 class OperatorProcess:
     """An operator under its own ServiceAccount."""
@@ -91,6 +96,7 @@ class OperatorProcess:
     log: Path
     gateway: int
     health: int
+    killed: bool = False
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -99,10 +105,24 @@ class OperatorProcess:
         eventually(lambda: words in self.text() or self.process.poll() is not None, seconds)
         assert words in self.text(), self.text()[-4000:]
 
+    def wait_ready(self, seconds: float = 60) -> None:
+        """Wait until its gateway answers."""
+        self.wait_for("ready", seconds)
+        eventually(lambda: listens(self.gateway), seconds)
+
     def forbidden(self) -> list[str]:
         return [line for line in self.text().splitlines() if "403" in line or "orbidden" in line]
 
+    def kill(self) -> None:
+        """End it as a node that dies would."""
+        self.killed = True
+        self.process.kill()
+        self.process.wait(10)
+
     def end(self) -> int:
+        """End it as a kubelet would, and return its exit status; 0 where a test killed it before."""
+        if self.killed:
+            return 0
         if self.process.poll() is None:
             self.process.terminate()
         return self.process.wait(20)

@@ -66,6 +66,7 @@ class App:
                 first.result()
                 work = [asyncio.create_task(one) for one in self._work()]
                 tasks += work
+                log.info("ready: %d namespaces", len(self.hub.spaces))
                 done, _ = await asyncio.wait([tasks[0], tasks[2], *work], return_when=asyncio.FIRST_COMPLETED)
             return self._status(done)
         except (ApiError, LostError) as error:
