@@ -20,13 +20,13 @@ def say(text: str) -> None:
 
 
 def complain(error: EbbtideError) -> None:
-    """Print an error as one line: its code, what, where and why, and what to do."""
+    """Print an error as one line: its code, what, where and why, and what to do. Lists of faults take more lines."""
     head, *rest = error.message.rstrip().splitlines()
     end = "" if head.endswith((".", ":", "!", "?")) or rest else "."
     err.print(f"[bold red]{error.code}[/] [red]{escape(head)}{end}[/]", soft_wrap=True, end="")
     for line in rest:
         err.print(f"\n[red]{escape(line)}[/]", soft_wrap=True, end="")
-    err.print(f" [yellow]{escape(error.next_action)}[/]", soft_wrap=True)
+    err.print(f"{chr(10) if rest else ' '}[yellow]{escape(error.next_action)}[/]", soft_wrap=True)
 
 
 def seconds_of(text: str) -> float:

@@ -157,7 +157,7 @@ def _wait_until_ready(child: Child, timeout: float) -> None:
     source = Source(child.connection())
     deadline = time.monotonic() + timeout
     try:
-        with _progress() as show:
+        with Watching() as show:
             while True:
                 servers = source.servers()
                 show(servers)
@@ -171,14 +171,14 @@ def _wait_until_ready(child: Child, timeout: float) -> None:
         source.close()
 
 
-class _progress:  # noqa: N801 - used as a function
+class Watching:
     """Shows every member while it starts: a table that changes, or a line for each change without a terminal."""
 
     def __init__(self) -> None:
         self._live = Live(console=err, transient=True, refresh_per_second=4) if err.is_terminal else None
         self._told: dict[str, str] = {}
 
-    def __enter__(self) -> _progress:
+    def __enter__(self) -> Watching:
         if self._live:
             self._live.start()
         return self
@@ -188,6 +188,7 @@ class _progress:  # noqa: N801 - used as a function
             self._live.stop()
 
     def __call__(self, servers: list[ServerState]) -> None:
+        """Show how the servers stand."""
         if self._live:
             self._live.update(members(servers))
             return

@@ -109,7 +109,7 @@ def test_an_error_of_many_lines_keeps_them(capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "INVALID_REQUEST a.yaml: two faults:"
     assert lines[1] == "  a.yaml:1: [x]"
-    assert lines[2].endswith("y Correct the request; details names the field.")
+    assert lines[2:] == ["  a.yaml:2: y", "Correct the request; details names the field."]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("1.5", 1.5), ("30s", 30), ("5m", 300), ("1h30m", 5400)])
