@@ -11,12 +11,12 @@ from enum import IntEnum
 from pathlib import Path
 
 import uvicorn
-from ebbtide_api.member import MemberConfig
+from ebbtide_api.member import MemberConfig, load_member
 from pydantic import ValidationError
 
 from .agent import Agent
 from .app import build
-from .auth import Bearer
+from .auth import Bearer, Callers
 from .settings import Settings
 from .store import StoreError
 
@@ -38,14 +38,24 @@ def main(argv: list[str] | None = None) -> int:
     path = Path(parser.parse_args(argv).member)
     _log()
     try:
-        config = MemberConfig.model_validate_json(path.read_bytes())
-        app = build(Agent(config, Settings.of(os.environ)), Bearer.from_file(config.token_path))
+        config = load_member(path)
+        callers, tls = _access(config)
+        app = build(Agent(config, Settings.of(os.environ)), callers)
     except StoreError as error:
         return _say(Exit.DAMAGED, str(error))
     except (OSError, ValueError, ValidationError) as error:
         return _say(Exit.WRONG, f"{path}: {error}")
-    serve(app, config)
+    serve(app, config, tls)
     return 0
+
+
+def _access(config: MemberConfig) -> tuple[Callers, dict[str, str]]:
+    """Return who may call, and what the server needs for TLS: in a pod there is a key, locally a token file."""
+    if "EBBTIDE_AUDIENCE" not in os.environ:
+        return Bearer.from_file(config.token_path), {}
+    from . import cluster  # what it needs is not there locally
+
+    return cluster.enter(config, os.environ)
 
 
 def _log() -> None:
@@ -55,7 +65,7 @@ def _log() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def serve(app: object, config: MemberConfig) -> None:
+def serve(app: object, config: MemberConfig, tls: dict[str, str]) -> None:
     """Serve the application until SIGTERM or SIGINT."""
     settings = uvicorn.Config(
         app,
@@ -65,6 +75,7 @@ def serve(app: object, config: MemberConfig) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
+        **tls,
     )
     # The server raises the signal that ended it again, for whoever handled it before. Asked to end is not killed.
     for number in (signal.SIGTERM, signal.SIGINT):

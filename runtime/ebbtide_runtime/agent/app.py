@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from .agent import Agent
-from .auth import Bearer
+from .auth import Callers
 from .http import MAX_BODY, MAX_WAIT_S, parse_call, parse_number, parse_seconds, parse_verb
 
 _STATE_WAIT = "25"
@@ -30,7 +30,7 @@ _STUCK_S = 10.0
 class Routes:
     """The handlers. They translate, and decide nothing."""
 
-    def __init__(self, agent: Agent, bearer: Bearer) -> None:
+    def __init__(self, agent: Agent, bearer: Callers) -> None:
         self._agent = agent
         self._bearer = bearer
 
@@ -105,7 +105,7 @@ def _unknown(error: Exception) -> EbbtideError:
     return EbbtideError(ErrorCode.INTERNAL, f"{type(error).__name__}")
 
 
-def build(agent: Agent, bearer: Bearer) -> FastAPI:
+def build(agent: Agent, bearer: Callers) -> FastAPI:
     """Return the application; it starts and ends the agent's work."""
 
     @asynccontextmanager

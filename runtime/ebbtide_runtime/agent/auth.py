@@ -1,13 +1,21 @@
-"""Who may call the agent: whoever can read the member's token file."""
+"""Who may call the agent: locally whoever can read the member's token file; in a pod see cluster."""
 
 from __future__ import annotations
 
 from hmac import compare_digest
 from pathlib import Path
+from typing import Protocol
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
 
 _SCHEME = "bearer "
+
+
+class Callers(Protocol):
+    """Those who may call."""
+
+    def check(self, authorization: str | None) -> None:
+        """Raise UNAUTHENTICATED unless the header is one of theirs."""
 
 
 class Bearer:
