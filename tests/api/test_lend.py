@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from ebbtide_api.errors import EbbtideError
 from ebbtide_api.state import Phase
+from ebbtide_runtime.agent.cluster import Enroller, Identity, OperatorToken, Place
 
 from tests.api.agents import Member, client, member, pod_token
 from tests.api.cluster import NAMESPACE, Kubectl, OperatorProcess, operator, soon
@@ -122,6 +124,28 @@ def test_agents_get_a_token_for_their_server_alone_and_the_leaders_epoch(scene: 
     assert claims["aud"] == [f"ebbtide:{uid}"]
     assert claims["sub"] == "system:serviceaccount:ebbtide-system:ebbtide-operator"
     assert int(headers["ebbtide-leader"]) >= 1
+
+
+def test_a_real_agent_enrols_and_knows_the_operator_by_the_clusters_keys(scene: Scene) -> None:
+    folder = scene.folder / "tokens"
+    folder.mkdir()
+    config = json.loads(scene.kubectl.ok("config", "view", "--raw", "--minify", "-o", "json"))
+    cluster = config["clusters"][0]["cluster"]
+    (folder / "ca.crt").write_bytes(Path(cluster["certificate-authority"]).read_bytes())
+    (folder / "api").write_text(scene.kubectl.token("ebbtide-engine", NAMESPACE))
+    (folder / "gateway").write_text(pod_token(scene.kubectl, f"{NAME}-0"))
+    uid = scene.kubectl.get("isv", NAME)["metadata"]["uid"]
+    callers = OperatorToken(f"ebbtide:{uid}", "system:serviceaccount:ebbtide-system:ebbtide-operator")
+    gateway = f"https://127.0.0.1:{scene.operator.gateway}"
+    place = Place("", "", gateway, scene.tls / "ca.crt", folder, cluster["server"])
+    identity = Identity(folder, folder / "tls.crt")
+    identity.certificate.write_text(scene.members[0].certificate)
+    enroller = Enroller(place, identity, callers)
+    enroller.fetch()
+    callers.check(scene.members[0].headers[-1]["authorization"])
+    with pytest.raises(EbbtideError, match="Audience"):
+        callers.check(f"Bearer {pod_token(scene.kubectl, f'{NAME}-0')}")
+    enroller.enrol()
 
 
 def test_memory_is_lent_and_comes_back(scene: Scene) -> None:
