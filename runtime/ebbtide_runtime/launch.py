@@ -172,9 +172,7 @@ def reader(member: MemberConfig, env: Mapping[str, str] = os.environ) -> measure
     """Return what measures the member's device. Raises ImportError without NVML's bindings where they are needed."""
     if member.engine is Engine.CPU:
         return measure.AnonymousMemory()
-    import pynvml
-
-    return measure.CudaMemory(pynvml, {**env, **member.env}.get("CUDA_VISIBLE_DEVICES"))
+    return measure.CudaMemory(measure.nvml(), {**env, **member.env}.get("CUDA_VISIBLE_DEVICES"))
 
 
 def command(path: str) -> list[str]:

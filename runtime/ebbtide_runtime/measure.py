@@ -6,7 +6,9 @@ File-backed pages are left out, they move with the neighbours. CUDA: what NVML s
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +70,30 @@ class Nvml(Protocol):
 
     def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:  # noqa: N802
         """Return `{used, free, total}`."""
+
+
+def nvml() -> Nvml:
+    """Return NVML's bindings: the installed ones, else the file that vLLM brings along. Raises ImportError.
+
+    The file is loaded by itself: to import vLLM would take torch and a gigabyte into a small process.
+    """
+    places = ((found, importlib.util.find_spec(found)) for found in ("pynvml", "vllm"))
+    origins = {name: Path(spec.origin) for name, spec in places if spec is not None and spec.origin}
+    file = origins.get("pynvml") or origins.get("vllm", Path()).parent / "third_party/pynvml.py"
+    if not file.is_file():
+        raise ImportError("NVML's Python bindings are missing: install nvidia-ml-py")
+    bindings: Nvml = _load("ebbtide_pynvml", file)
+    return bindings
+
+
+def _load(name: str, file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None  # noqa: S101
+    assert spec.loader is not None  # noqa: S101
+    # Registered first: the module looks itself up while it runs.
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class CudaMemory:

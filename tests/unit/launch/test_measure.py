@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -170,6 +171,40 @@ class TestFolder:
 def test_it_needs_neither_vllm_nor_torch() -> None:
     code = "import sys, ebbtide_runtime.launch; assert not {'vllm', 'torch', 'numpy', 'fastapi'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_bindings_that_vllm_brings_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without importing vLLM: the launcher stays small."""
+    folder = tmp_path / "vllm/third_party"
+    folder.mkdir(parents=True)
+    (tmp_path / "vllm/__init__.py").write_text("raise AssertionError('vLLM was imported')")
+    (folder / "pynvml.py").write_text("import sys\nme = sys.modules[__name__]\ndef nvmlInit(): return 'loaded'\n")
+    code = "from ebbtide_runtime.measure import nvml; print(nvml().nvmlInit())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.stdout == "loaded\n"
+
+
+def test_vllms_real_bindings_have_every_call_we_make() -> None:
+    from ebbtide_runtime.measure import Nvml, nvml
+
+    if importlib.util.find_spec("vllm") is None and importlib.util.find_spec("pynvml") is None:
+        pytest.skip("neither vLLM nor NVML's bindings are installed")
+    found = nvml()
+    assert all(callable(getattr(found, name)) for name in vars(Nvml) if name.startswith("nvml"))
+
+
+def test_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ebbtide_runtime import measure
+
+    monkeypatch.setattr(measure.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="install nvidia-ml-py"):
+        measure.nvml()
 
 
 def test_the_fake_driver_is_the_real_ones_shape() -> None:
