@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -153,30 +154,91 @@ TEST_F(PageTest, KeepsASlotOfAnotherPidNamespace) {
   EXPECT_EQ(page_->inflight(), 0U);
 }
 
-// Dekker, in one process: the barrier between counting and looking is what is tested.
+// Words that a test and its children share.
+class Shared {
+ public:
+  Shared() : words_(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {}
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  ~Shared() { ::munmap(words_, 4096); }
+  std::atomic<uint64_t>& operator[](size_t i) const { return static_cast<std::atomic<uint64_t>*>(words_)[i]; }
+
+ private:
+  void* words_;
+};
+
+// A child that does something again and again, stops before and after each time, and can be led there by
+// single instructions.
+class Stepped {
+ public:
+  template <typename Body>
+  explicit Stepped(const Body& body)
+      : pid_(in_child([&body] {
+          ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+          for (;;) {
+            ::raise(SIGSTOP);
+            body();
+          }
+          return 0;
+        })) {}
+  Stepped(const Stepped&) = delete;
+  Stepped& operator=(const Stepped&) = delete;
+  ~Stepped() { kill_and_wait(pid_); }
+
+  // Each returns the signal that it stopped with then; SIGTRAP after a step.
+  [[nodiscard]] int wait() const {
+    int status = 0;
+    return ::waitpid(pid_, &status, 0) == pid_ && WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
+  }
+  [[nodiscard]] int go() const {
+    ::ptrace(PTRACE_CONT, pid_, nullptr, nullptr);
+    return wait();
+  }
+  [[nodiscard]] int step() const {
+    ::ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr);
+    return wait();
+  }
+
+ private:
+  pid_t pid_;
+};
+
+// Dekker, at every single instruction of entering: close the gate right there and count. If the count is 0,
+// the request must find the gate closed; if it comes in, the count must have seen it.
 TEST_F(PageTest, ClosingAndEnteringNeverMissEachOther) {
-  std::atomic<bool> stop{false};
-  std::atomic<int> inside{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] {
-      Gate gate(*page_);
-      while (!stop) {
-        if (!gate.enter()) continue;
-        ++inside;
-        --inside;
-        gate.leave();
-      }
-    });
-  }
-  for (int round = 0; round < 3000; ++round) {
+  const Shared shared;
+  std::atomic<uint64_t>& inside = shared[0];
+  std::unique_ptr<Gate> gate;
+  const Stepped child([&] {
+    if (!gate) gate = std::make_unique<Gate>(*page_);
+    if (inside == 1) gate->leave();
+    ::raise(SIGSTOP);
+    inside = gate->enter() ? 1 : 0;
+  });
+  ASSERT_EQ(child.wait(), SIGSTOP) << "this test needs ptrace";
+  ASSERT_EQ(child.go(), SIGSTOP);
+  uint64_t counted = 0;
+  uint64_t admitted = 0;
+  uint64_t refused = 0;
+  bool finished = false;
+  for (int steps = 0; !finished; ++steps) {
+    ASSERT_LT(steps, 20000);
     page_->set_admission(true);
+    for (int i = 0; i < steps && !finished; ++i) finished = child.step() == SIGSTOP;
     page_->set_admission(false);
-    ASSERT_TRUE(until([this] { return page_->inflight() == 0; }));
-    ASSERT_EQ(inside, 0);
+    const bool seen = page_->inflight() != 0;
+    if (!finished) {
+      ASSERT_EQ(child.go(), SIGSTOP);
+    }
+    ASSERT_TRUE(seen || inside == 0) << "missed when closed after " << steps << " instructions";
+    counted += seen ? 1 : 0;
+    (inside == 1 ? admitted : refused) += 1;
+    ASSERT_EQ(child.go(), SIGSTOP);  // it leaves, and waits before the next time
+    ASSERT_EQ(page_->inflight(), 0U);
   }
-  stop = true;
-  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(admitted, 0U);
+  EXPECT_GT(refused, 0U);
+  EXPECT_GT(counted, admitted) << "somewhere a request is counted that is refused a moment later";
 }
 
 TEST_F(PageTest, RegistersFromManyThreadsInSlotsOfTheirOwn) {
@@ -224,6 +286,24 @@ TEST_F(PageTest, AWriterKilledMidwayLeavesTheMeasurementBefore) {
     EXPECT_TRUE(until([&] { return page_->measurement().answered != before; }));
     kill_and_wait(child);
     ASSERT_TRUE(is_whole(page_->measurement()));
+  }
+}
+
+// What a reader sees while the writer is at any single instruction, and so wherever it may be killed.
+TEST_F(PageTest, AReaderSeesOneMeasurementAtEveryInstructionOfTheWriter) {
+  page_->publish(same(1));
+  uint64_t number = 1;
+  const Stepped child([&] { page_->publish(same(++number)); });
+  ASSERT_EQ(child.wait(), SIGSTOP) << "this test needs ptrace";
+  for (uint64_t round = 1; round < 4; ++round) {
+    uint64_t before = round;
+    for (int signal = SIGTRAP; signal == SIGTRAP; signal = child.step()) {
+      const ebb_measurement found = page_->measurement();
+      ASSERT_TRUE(is_whole(found));
+      ASSERT_TRUE(found.answered == before || found.answered == round + 1);
+      before = found.answered;
+    }
+    ASSERT_EQ(page_->measurement().answered, round + 1);
   }
 }
 
