@@ -59,6 +59,7 @@ void* Region::allocate(uint64_t size, uint64_t align) {
     fail(EBB_FULL, "no room for " + std::to_string(size) + " bytes: " + std::to_string(blocks_.live()) +
                        " of " + std::to_string(bytes_) + " are live");
   }
+  reach_ = std::max(reach_, block->offset + block->size);
   return base_ + block->offset;
 }
 

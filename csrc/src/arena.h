@@ -66,6 +66,7 @@ class Region {
   char* base_ = nullptr;
   mutable std::mutex mutex_;
   Blocks blocks_;
+  uint64_t reach_ = 0;  // the highest end of any block so far
   bool released_ = false;
   uint32_t holds_ = 0;
   bool filling_ = false;

@@ -53,6 +53,13 @@ def test_only_the_api_is_exported() -> None:
     assert set(CHECKED) <= names
 
 
+def test_an_old_glibc_is_enough() -> None:
+    """Images with glibc 2.28 load the library, whatever this machine has."""
+    listed = subprocess.run(["objdump", "-T", library().path], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", listed)}
+    assert max(versions) <= (2, 28)
+
+
 def test_a_missing_library_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NativeError) as caught:
         Library(tmp_path / "libebbtide.so")
