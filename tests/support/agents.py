@@ -26,6 +26,8 @@ from ebbtide_runtime.agent.app import build
 from ebbtide_runtime.agent.auth import Bearer
 from ebbtide_runtime.agent.settings import Settings
 
+from tests.support.small_http import break_all
+
 TOKEN = "agent-token-0123456789"
 SECRET_TEXT = "boot-secret-9876543210"
 MIB = 1 << 20
@@ -127,6 +129,7 @@ class ThreadAgent:
         await server.startup()
         await self._ends.wait()
         await server.shutdown()
+        await break_all()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._ends.set)

@@ -25,7 +25,7 @@ from ebbtide_api.verbs import SECRET
 from ebbtide_runtime.native import Field, Gate, Measurement, Page, process_start
 
 from tests.support.fake_ranks import BASE, Fleet
-from tests.support.small_http import Answer, BrokenError, Request, SmallServer
+from tests.support.small_http import Answer, BrokenError, Request, SmallServer, break_all
 
 _PREFIX = "/ebbtide/v1/"
 _TICK_S = 0.003
@@ -108,6 +108,7 @@ class FakeEngine:
         """End everything."""
         self._launcher.cancel()
         self._submit(self._end(0)).result(20)
+        self._submit(break_all()).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()

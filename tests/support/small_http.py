@@ -52,7 +52,8 @@ class SmallServer:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        await asyncio.sleep(0)  # a connection that was just accepted becomes a task first
+        for _ in range(10):
+            await asyncio.sleep(0)  # a connection that was just accepted becomes a task first
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
@@ -85,6 +86,15 @@ class SmallServer:
                 writer.write(line.encode())
                 await writer.drain()
         await writer.drain()
+
+
+async def break_all() -> None:
+    """Close what is open in the running loop, before it ends: a task that is cancelled as it connects leaves that."""
+    transports: dict[int, asyncio.Transport] = vars(asyncio.get_running_loop()).get("_transports", {})
+    for transport in list(transports.values()):
+        transport.abort()
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 async def _read(reader: asyncio.StreamReader) -> Request:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from pathlib import Path
 from ebbtide_api.member import MemberConfig
 
 from ..launcher.page import open_or_create
+from .checkpoint import CheckpointError, read_expected
 from .engine_client import EngineClient
 from .executor import Executor
 from .keeper import Keeper
@@ -23,6 +26,7 @@ from .store import Store
 from .vector import Board
 
 log = logging.getLogger("ebbtide.agent")
+_LAYOUT = {"engine", "tensor_parallel", "pipeline_parallel", "extra_args", "env"}
 _ANY = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - an address to recognise, not to bind
 
 
@@ -39,6 +43,7 @@ class Agent:
         self._settings = settings
         # Read before anything is promised: a damaged memory stops the start.
         self._store = Store(Path(config.home) / "state.json")
+        self._secret = Path(config.secret_path).read_text(encoding="utf-8").strip()
         self.metrics = Metrics(config.name)
 
     @asynccontextmanager
@@ -46,12 +51,13 @@ class Agent:
         """Watch and serve until the block ends."""
         config = self._config
         _make_folders(config)
+        await self._store.fit(*await asyncio.to_thread(_learned_of, config))
         page, keeper = open_or_create(config.page_path), Keeper()
-        engine = EngineClient(_engine_url(config), _secret(config))
+        engine = EngineClient(_engine_url(config), self._secret)
         self.member = Member(config, self._settings, page, self._store, engine, keeper)
         self.member.publish_epoch()
         self.executor = Executor(self.member, ACTIONS.__getitem__, self.metrics)
-        self.board = Board(self.member)
+        self.board = Board(self.member, lambda: self.executor.current)
         self.member.changed = self._tell
         self.observer = Observer(self.member, self.executor, self.board)
         watching = asyncio.create_task(self.observer.run(), name="observer")
@@ -68,7 +74,6 @@ class Agent:
             page.close()
 
     def _tell(self) -> None:
-        self.board.operation = self.executor.current
         self.board.refresh()
 
 
@@ -88,5 +93,15 @@ def _engine_url(config: MemberConfig) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{config.data_port}"
 
 
-def _secret(config: MemberConfig) -> str:
-    return Path(config.secret_path).read_text(encoding="utf-8").strip()
+def _learned_of(config: MemberConfig) -> tuple[str, str]:
+    """Return digests of the model and of how it runs: what was learned of another one does not hold."""
+    try:
+        shapes = sorted((name, *kind.shape, kind.dtype) for name, kind in read_expected(config.model).tensors.items())
+    except CheckpointError:
+        shapes = []  # it is not on this machine: its name has to do
+    layout = config.model_dump(mode="json", include=_LAYOUT)
+    return _digest([config.model, config.revision, config.quantization, shapes]), _digest(layout)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -60,7 +60,6 @@ class Observer:
             self._adopt()
         elif self._member.phase in _ANSWERING:
             self._watch_engine()
-        self._board.operation = self._executor.current
         self._board.refresh()
 
     # The page

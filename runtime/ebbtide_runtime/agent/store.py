@@ -31,8 +31,13 @@ class Recorded(Reading):
 
 
 class Memory(Reading):
-    """The remembered state. `current` is an operation that was running when this was written."""
+    """The remembered state. `current` is an operation that was running when this was written.
 
+    `model` and `layout` are digests of what the rest was learned of: the weights, and how the engine runs them.
+    """
+
+    model: str = ""
+    layout: str = ""
     epoch: int = 0
     committed: Committed = Committed()
     residual: int | None = None
@@ -60,6 +65,18 @@ class Store:
         async with self._lock:
             # Not the argument's copy: a later change may be in memory already, and must not be undone on disk.
             await asyncio.to_thread(write_atomic, self._path, self.memory.model_dump_json(by_alias=True).encode())
+
+    async def fit(self, model: str, layout: str) -> None:
+        """Forget what was learned of another model, or of another engine. The epoch and the operations stay."""
+        known = self.memory
+        if (known.model, known.layout) == (model, layout):
+            return
+        changes: dict[str, object] = {"model": model, "layout": layout}
+        if known.layout != layout:
+            changes |= {"residual": None, "canaries": {}}
+        if known.model and known.model != model:
+            changes |= {"residual": None, "canaries": {}, "committed": Committed()}
+        await self.save(**changes)
 
     async def finish(self, record: Recorded) -> None:
         """Move the running operation to the finished ones, of which the last 64 are remembered."""

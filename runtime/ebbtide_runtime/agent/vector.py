@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from ebbtide_api.state import KV, DeviceMemory, Inflight, Instance, Level, Phase, StateVector, Weights
 
@@ -86,16 +87,16 @@ def build(member: Member, operation: str | None, state_version: int) -> StateVec
 class Board:
     """The last told vector, and those who wait for the next. Versions grow over restarts of the agent too."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, operation: Callable[[], str | None]) -> None:
         self._member = member
+        self._operation = operation
         self._version = time.time_ns() // 1_000_000
         self._told = ""
         self._news = asyncio.Event()
-        self.operation: str | None = None
 
     def refresh(self) -> StateVector:
         """Return the vector as it is now, with a new version if there is news in it."""
-        vector = build(self._member, self.operation, self._version)
+        vector = build(self._member, self._operation(), self._version)
         told = vector.model_dump_json(exclude=_NOISE)
         if told != self._told:
             self._told = told

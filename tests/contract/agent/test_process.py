@@ -80,3 +80,10 @@ def test_what_it_was_given_is_wrong(member: Member) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "dataPort": 0}))
     ended = start_alone(path)
     assert (ended.returncode, "dataPort" in ended.stderr) == (64, True)
+
+
+def test_without_its_secret_it_does_not_start(member: Member) -> None:
+    Path(member.config.secret_path).unlink()
+    ended = start_alone(Path(member.config.home) / "member.json")
+    assert ended.returncode == 64
+    assert "secret" in ended.stderr

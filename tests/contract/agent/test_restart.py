@@ -13,6 +13,7 @@ from ebbtide_runtime.native import Field
 
 from tests.contract.agent.conftest import Make
 from tests.support.agents import Caller, faster
+from tests.support.checkpoints import make_model
 from tests.support.fake_engine import Lie, until
 from tests.support.rig import (
     SLEEP,
@@ -336,3 +337,16 @@ def test_leftovers_of_a_dead_ingest_are_removed_by_the_next(running: Pair) -> No
     (Path(member.config.weights_dir) / ".v1.dead").mkdir(parents=True)
     to_updating(member, caller)
     assert [path.name for path in Path(member.config.weights_dir).iterdir()] == ["v1"]
+
+
+def test_another_model_does_not_get_the_weights_of_the_one_before(running: Pair) -> None:
+    member, caller = running
+    cycle(member, caller, 3)
+    member.kill()
+    make_model(member.root / "other", shards=2)
+    member.config = member.config.model_copy(update={"model": str(member.root / "other")})
+    member.engine.die()
+    until(lambda: member.page.get(Field.BOOT) == 2)
+    caller = member.start()
+    vector = to_running(caller)
+    assert (vector.weight_version, vector.committed_version, vector.epoch) == (0, 0, 1)

@@ -121,3 +121,35 @@ def test_the_order_is_file_rename_folder(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "replace", renamed)
     write_atomic(tmp_path / "state.json", b"{}")
     assert order == ["file", "rename", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "committed", "residual"),
+    [("m", "l", 3, 560), ("m", "other", 3, None), ("other", "l", 0, None), ("other", "other", 0, None)],
+)
+def test_what_was_learned_of_another_model_is_forgotten(
+    tmp_path: Path, model: str, layout: str, committed: int, residual: int | None
+) -> None:
+    path = tmp_path / "state.json"
+
+    async def change() -> None:
+        store = Store(path)
+        await store.fit("m", "l")
+        await store.save(epoch=7, committed=Committed(version=3, path="/w/v3"), residual=560, canaries={"3:x": [1]})
+        await store.fit(model, layout)
+
+    asyncio.run(change())
+    memory = Store(path).memory
+    assert (memory.epoch, memory.committed.version, memory.residual) == (7, committed, residual)
+    assert (memory.model, memory.layout) == (model, layout)
+    assert bool(memory.canaries) is (residual is not None)
+
+
+def test_a_memory_of_before_digests_keeps_its_version(tmp_path: Path) -> None:
+    async def change() -> Store:
+        store = Store(tmp_path / "state.json")
+        await store.save(committed=Committed(version=3, path="/w/v3"))
+        await store.fit("m", "l")
+        return store
+
+    assert asyncio.run(change()).memory.committed.version == 3
