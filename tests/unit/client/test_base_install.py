@@ -46,11 +46,12 @@ def test_the_client_imports_alone() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "Group AsyncGroup\n", "")
 
 
-@pytest.mark.parametrize("command", [[], ["up"], ["down"], ["status"], ["lend"], ["logs"], ["doctor"]])
-def test_the_command_line_helps_alone(command: list[str]) -> None:
-    done = python("from ebbtide.cli import main; main()", *command, "--help")
+def test_the_command_line_helps_alone() -> None:
+    commands = ["", "up", "down", "status", "lend", "logs", "doctor"]
+    code = f"from ebbtide.cli.run import run\nfor name in {commands!r}: assert run([*name.split(), '--help']) == 0"
+    done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Usage: ebbtide" in done.stdout
+    assert done.stdout.count("Usage: ebbtide") == len(commands)
 
 
 def test_doctor_says_what_is_missing(tmp_path: Path) -> None:
