@@ -18,7 +18,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "examples/local/server.yaml"
-START, END = 300, 90
+START, END = 600, 90
 
 
 class Local:
