@@ -25,6 +25,22 @@ def house(tmp_path: Path) -> Iterator[House]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """An operator for all the tests that leave it as they found it: a start costs seconds."""
+    made = House(tmp_path_factory.mktemp("lasting"))
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shared(lasting: House) -> House:
+    lasting.serving()
+    assert lasting.record().lease is None
+    return lasting
+
+
 @pytest.fixture
 def serving(house: House) -> House:
     house.start()
@@ -54,14 +70,14 @@ def test_from_the_first_start_to_an_end_that_leaves_nothing(house: House) -> Non
     assert token not in (house.layout.member("chat-0") / "agent.log").read_text()
 
 
-def test_a_second_operator_is_refused_and_told_of_the_first(serving: House) -> None:
-    assert serving.operator is not None
-    command = [sys.executable, "-m", "ebbtide_operator", "--home", str(serving.home), "-f", str(serving.file)]
+def test_a_second_operator_is_refused_and_told_of_the_first(shared: House) -> None:
+    assert shared.operator is not None
+    command = [sys.executable, "-m", "ebbtide_operator", "--home", str(shared.home), "-f", str(shared.file)]
     second = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, timeout=30)
     assert second.returncode == 2
-    assert f"pid {serving.operator.pid}" in second.stderr
+    assert f"pid {shared.operator.pid}" in second.stderr
     assert "http://127.0.0.1:" in second.stderr
-    serving.serving()
+    shared.serving()
 
 
 def test_what_the_caller_can_correct_is_said_and_starts_nothing(tmp_path: Path) -> None:
@@ -150,54 +166,54 @@ def test_members_that_nobody_wants_any_more_are_ended_at_the_start(serving: Hous
     assert [path.name for path in serving.layout.servers.iterdir()] == ["other.yaml"]
 
 
-def test_an_engine_that_dies_is_started_again(serving: House) -> None:
-    engine = serving.engine()
+def test_an_engine_that_dies_is_started_again(shared: House) -> None:
+    engine = shared.engine()
     os.kill(engine, signal.SIGKILL)
-    until(lambda: serving.engine() != engine)
-    serving.serving()
+    until(lambda: shared.engine() != engine)
+    shared.serving()
 
 
-def test_an_engine_that_dies_while_lent_waits_for_its_turn(serving: House) -> None:
-    lease = serving.lent()
-    os.kill(serving.engine(), signal.SIGKILL)
-    until(lambda: serving.phases() == ["PendingDevice"])
+def test_an_engine_that_dies_while_lent_waits_for_its_turn(shared: House) -> None:
+    lease = shared.lent()
+    os.kill(shared.engine(), signal.SIGKILL)
+    until(lambda: shared.phases() == ["PendingDevice"])
     time.sleep(0.3)
-    assert serving.phases() == ["PendingDevice"]
-    done = serving.perform("reclaim", lease)
+    assert shared.phases() == ["PendingDevice"]
+    done = shared.perform("reclaim", lease)
     assert done["status"] == "Done"
-    serving.serving()
+    shared.serving()
 
 
-def test_an_agent_that_dies_comes_back_to_where_the_engine_is(serving: House) -> None:
-    lease = serving.lent()
-    agent, engine = serving.pid("agent"), serving.engine()
+def test_an_agent_that_dies_comes_back_to_where_the_engine_is(shared: House) -> None:
+    lease = shared.lent()
+    agent, engine = shared.pid("agent"), shared.engine()
     os.kill(agent, signal.SIGKILL)
-    until(lambda: serving.pid("agent") != agent and serving.phases() == ["Asleep"])
-    assert serving.engine() == engine
-    assert serving.perform("reclaim", lease)["status"] == "Done"
+    until(lambda: shared.pid("agent") != agent and shared.phases() == ["Asleep"])
+    assert shared.engine() == engine
+    assert shared.perform("reclaim", lease)["status"] == "Done"
 
 
-def test_a_trainer_that_is_killed_is_followed_by_the_engine(serving: House) -> None:
+def test_a_trainer_that_is_killed_is_followed_by_the_engine(shared: House) -> None:
     hold = "held = bytearray(800 << 20); held[::4096] = b'x' * len(held[::4096]); print('held', flush=True); input()"
     command = [sys.executable, "-c", hold]
     trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert trainer.stdout is not None
         trainer.stdout.readline()
-        lease = serving.lent(pid=trainer.pid, ttlSeconds=4)
-        until(lambda: serving.record().lease and serving.record().lease.stage == "OwnerLost")  # type: ignore[union-attr]
-        assert serving.phases() == ["Asleep"]
-        seen = serving.call("GET", GROUP).json()
+        lease = shared.lent(pid=trainer.pid, ttlSeconds=4)
+        until(lambda: shared.record().lease and shared.record().lease.stage == "OwnerLost")  # type: ignore[union-attr]
+        assert shared.phases() == ["Asleep"]
+        seen = shared.call("GET", GROUP).json()
         assert seen["owner"] == "trainer"
         held = [holder["mib"] for holder in seen["devices"][0]["holders"] if "trainer" in holder["name"]]
         assert held[0] > 700
     finally:
         trainer.kill()
         trainer.communicate()
-    serving.serving()
-    assert serving.call("GET", GROUP).json()["owner"] == "engine"
-    assert serving.ask("reclaim", lease).json()["code"] == "STALE_EPOCH"
-    assert serving.call("PUT", f"{GROUP}/lease/{lease['id']}").json()["code"] == "STALE_EPOCH"
+    shared.serving()
+    assert shared.call("GET", GROUP).json()["owner"] == "engine"
+    assert shared.ask("reclaim", lease).json()["code"] == "STALE_EPOCH"
+    assert shared.call("PUT", f"{GROUP}/lease/{lease['id']}").json()["code"] == "STALE_EPOCH"
 
 
 def test_a_damaged_lease_record_makes_no_second_owner(serving: House) -> None:
@@ -232,9 +248,9 @@ def test_a_program_that_does_not_stay_up_is_told(tmp_path: Path) -> None:
         house.close()
 
 
-def test_the_clients_files_say_where_everything_is(serving: House) -> None:
-    facts = json.loads((serving.home / "operator.json").read_text())
-    assert facts["pid"] == serving.operator.pid  # type: ignore[union-attr]
+def test_the_clients_files_say_where_everything_is(shared: House) -> None:
+    facts = json.loads((shared.home / "operator.json").read_text())
+    assert facts["pid"] == shared.operator.pid  # type: ignore[union-attr]
     assert Path(facts["tokenPath"]).read_text()
     assert Path(facts["tokenPath"]).stat().st_mode & 0o777 == 0o600
     assert Path(facts["memory"]).stat().st_mode & 0o777 == 0o700
