@@ -20,7 +20,7 @@ from .auth import Authenticator
 from .gateway import Gateway
 from .health import Health
 from .hub import Hub
-from .kinds import ApiError
+from .kinds import LEASES, ApiError
 from .lock import Leadership, LostError
 from .settings import KubeSettings
 from .watch import Watches
@@ -47,9 +47,9 @@ class App:
         self._api, self._settings = api, settings
         self._stop = asyncio.Event()
         self._servers: list[QuietServer] = []
-        # Our own namespace is watched for our own Lease, also where it holds no servers.
-        where = tuple(dict.fromkeys([*settings.watched, settings.namespace])) if settings.watched else ()
-        self.watches = Watches(self.hub.seen, where)
+        self.watches = Watches(self.hub.seen, settings.watched)
+        # Where our own namespace holds no servers, nothing of it is watched but our own Lease.
+        self._home = Watches({LEASES: self.hub.see_lease}, (settings.namespace,), self.watches.counts)
         self._health = Health(self.hub, self.leader, self.watches.counts, settings.silence, lambda: api.writes)
 
     async def run(self) -> int:
@@ -80,7 +80,12 @@ class App:
         await self.hub.load()
 
     def _work(self) -> list[Coroutine[None, None, None]]:
-        gateway = Gateway(self.hub.spaces.get, Authenticator(self._api, self._settings.audiences), self.hub.enrolled)
+        gateway = Gateway(
+            self.hub.spaces.get,
+            Authenticator(self._api, self._settings.audiences),
+            self.hub.enrolled,
+            self._settings.engine_account,
+        )
         return [
             self.leader.keep(),
             self._watch(),
@@ -90,8 +95,19 @@ class App:
 
     async def _watch(self) -> None:
         # kopf takes the signals for itself, and ends without an error when it is told to: so that is our end too.
-        await self.watches.run(asyncio.Event(), self._stop)
-        self._stop.set()
+        watched = self._settings.watched
+        apart = bool(watched) and self._settings.namespace not in watched
+        all_of_them = [self.watches, self._home] if apart else [self.watches]
+        tasks = [asyncio.create_task(one.run(asyncio.Event(), self._stop)) for one in all_of_them]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            self._stop.set()
+            await asyncio.wait(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _resync(self) -> None:
         while True:

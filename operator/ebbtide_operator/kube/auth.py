@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from ebbtide_api.errors import EbbtideError, ErrorCode
 
 from .kinds import ACCESS_REVIEWS, SERVERS, TOKEN_REVIEWS, Api, ApiError
-from .names import ENGINE_ACCOUNT, GATEWAY_AUDIENCE, Json
+from .names import GATEWAY_AUDIENCE, Json
 from .objects import dig, text
 
 P = ParamSpec("P")
@@ -49,10 +49,9 @@ class Caller:
         """The name and the UID of the pod that the token is bound to; empty if it is bound to none."""
         return _first(self.extra.get(_POD_NAME)), _first(self.extra.get(_POD_UID))
 
-    @property
-    def is_engine(self) -> bool:
-        """Whether it is a pod of ours that speaks."""
-        return self.name == f"system:serviceaccount:{self.namespace}:{ENGINE_ACCOUNT}" and all(self.pod)
+    def is_engine(self, account: str) -> bool:
+        """Say whether it is an engine's pod that speaks, by its ServiceAccount and a token that is bound to the pod."""
+        return self.name == f"system:serviceaccount:{self.namespace}:{account}" and all(self.pod)
 
 
 def _first(values: Sequence[str] | None) -> str:

@@ -22,6 +22,7 @@ from ebbtide_operator.gateway.app import build
 from ebbtide_operator.gateway.guard import error_response
 
 from .auth import Authenticator, Caller
+from .names import ENGINE_ACCOUNT
 from .observe import Enrolled
 from .space import Space
 
@@ -61,8 +62,15 @@ def concerned(path: str, space: Space) -> list[str]:
 class Gateway:
     """An ASGI application over every namespace's own."""
 
-    def __init__(self, spaces: Callable[[str], Space | None], authenticator: Authenticator, enrolled: Enrolled) -> None:
+    def __init__(
+        self,
+        spaces: Callable[[str], Space | None],
+        authenticator: Authenticator,
+        enrolled: Enrolled,
+        engine_account: str = ENGINE_ACCOUNT,
+    ) -> None:
         self._spaces, self._authenticator, self._enrolled = spaces, authenticator, enrolled
+        self._engine_account = engine_account
         # The inner applications hear of nobody but us.
         self._token = secrets.token_urlsafe(32)
         self._apps: dict[int, tuple[Space, ASGIApp]] = {}
@@ -106,7 +114,7 @@ class Gateway:
         return space
 
     async def _enrol(self, caller: Caller, request: Request) -> JSONResponse:
-        if not caller.is_engine:
+        if not caller.is_engine(self._engine_account):
             raise EbbtideError(ErrorCode.FORBIDDEN, f"{caller.name} is no engine pod of ours")
         pem = await _certificate(request)
         try:

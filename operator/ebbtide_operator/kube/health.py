@@ -27,7 +27,9 @@ class Health:
 
     def app(self) -> Starlette:
         """Return the application."""
-        return Starlette(routes=[Route("/health", self._health), Route("/metrics", self._metrics)])
+        return Starlette(
+            routes=[Route("/health", self._health), Route("/ready", self._ready), Route("/metrics", self._metrics)]
+        )
 
     def is_deaf(self) -> bool:
         """Say whether the watch is dead: then nothing that happens would be acted on."""
@@ -38,6 +40,10 @@ class Health:
             why = f"no renewal of our own Lease was heard through the watch for {self.silence:g} s"
             return JSONResponse({"status": "deaf", "message": why}, status_code=503)
         return JSONResponse({"status": "ok", "namespaces": len(self.hub.spaces)})
+
+    async def _ready(self, _request: Request) -> Response:
+        """One that waits for its turn is ready too: a rollout ends the other one only when this one is."""
+        return JSONResponse({"status": "leading" if self.leader.epoch else "waiting"})
 
     async def _metrics(self, _request: Request) -> Response:
         return PlainTextResponse(self.exposition(), media_type="text/plain; version=0.0.4")

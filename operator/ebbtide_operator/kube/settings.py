@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .children import Site
-from .names import GATEWAY_AUDIENCE, OPERATOR_ACCOUNT
+from .names import ENGINE_ACCOUNT, GATEWAY_AUDIENCE, OPERATOR_ACCOUNT
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class KubeSettings:
     """imagePullSecrets of engine pods."""
     account: str = OPERATOR_ACCOUNT
     """Our ServiceAccount, whose tokens agents accept."""
+    engine_account: str = ENGINE_ACCOUNT
+    """The ServiceAccount of engine pods, in their namespaces."""
     audiences: tuple[str, ...] = (GATEWAY_AUDIENCE,)
     """Audiences of the tokens that the gateway accepts."""
     gateway_url: str = ""
@@ -64,6 +66,7 @@ class KubeSettings:
             pull_policy=environment.get("EBBTIDE_IMAGE_PULL_POLICY", ""),
             pull_secrets=_list(environment, "EBBTIDE_IMAGE_PULL_SECRETS"),
             account=environment.get("EBBTIDE_SERVICE_ACCOUNT") or OPERATOR_ACCOUNT,
+            engine_account=environment.get("EBBTIDE_ENGINE_SERVICE_ACCOUNT") or ENGINE_ACCOUNT,
             audiences=_list(environment, "EBBTIDE_GATEWAY_AUDIENCES") or (GATEWAY_AUDIENCE,),
             gateway_url=environment.get("EBBTIDE_GATEWAY_URL") or default_url,
             tls=Path(environment.get("EBBTIDE_TLS_DIR") or cls.tls),
@@ -85,6 +88,7 @@ class KubeSettings:
             pull_policy=self.pull_policy,
             pull_secrets=self.pull_secrets,
             account=self.account,
+            engine_account=self.engine_account,
             gateway_url=self.gateway_url,
             gateway_ca=(self.tls / "ca.crt").read_text(encoding="utf-8"),
         )

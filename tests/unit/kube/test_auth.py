@@ -52,7 +52,7 @@ def test_who_is_not_known_is_told_what_to_send(header: str | None) -> None:
 def test_a_known_caller_has_a_namespace() -> None:
     caller = who(api(), "bearer good")
     assert (caller.name, caller.namespace, caller.uid) == (TRAINER, "models", "u1")
-    assert not caller.is_engine
+    assert not caller.is_engine("trainer")
 
 
 def test_a_token_for_somebody_else_is_not_taken() -> None:
@@ -65,9 +65,10 @@ def test_a_token_for_somebody_else_is_not_taken() -> None:
 
 def test_only_a_token_bound_to_a_pod_is_an_engine() -> None:
     engine = who(api(), "Bearer engine")
-    assert engine.is_engine
+    assert engine.is_engine("ebbtide-engine")
+    assert not engine.is_engine("other")
     assert engine.pod == ("tiny-0", "pod-uid")
-    assert not who(api(), "Bearer loose").is_engine
+    assert not who(api(), "Bearer loose").is_engine("ebbtide-engine")
 
 
 def test_a_review_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

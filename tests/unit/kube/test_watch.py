@@ -114,6 +114,8 @@ def test_a_dead_watch_is_told_to_the_kubelet(monkeypatch: pytest.MonkeyPatch) ->
     assert health.is_deaf()
     monkeypatch.undo()
     leader.echo -= 121
+    # One that waits for its turn must be ready, or a rollout would wait for ever.
+    assert client.get("/ready").json() == {"status": "waiting"}
     answer = client.get("/health")
     assert (answer.status_code, answer.json()["status"]) == (503, "deaf")
 

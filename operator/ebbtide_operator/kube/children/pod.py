@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ebbtide_api.server import InferenceServer
 
-from ..names import ENGINE_ACCOUNT, HANDOFF_VOLUME, UID, Json, member_config_map
+from ..names import HANDOFF_VOLUME, UID, Json, member_config_map
 from .containers import (
     agent_defaults,
     agent_fixed,
@@ -70,7 +70,7 @@ def _fixed(server: InferenceServer, site: Site) -> Json:
             "containers": [engine_fixed(server, handoff=handoff)],
             "volumes": _volumes(server),
             "restartPolicy": "Always",
-            "serviceAccountName": ENGINE_ACCOUNT,
+            "serviceAccountName": site.engine_account,
             "automountServiceAccountToken": False,
             **claims,
         },

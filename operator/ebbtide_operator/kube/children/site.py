@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..names import OPERATOR_ACCOUNT
+from ..names import ENGINE_ACCOUNT, OPERATOR_ACCOUNT
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Site:
     pull_policy: str = ""
     pull_secrets: tuple[str, ...] = ()
     account: str = OPERATOR_ACCOUNT
+    engine_account: str = ENGINE_ACCOUNT
     gateway_url: str = ""
     gateway_ca: str = ""
 
