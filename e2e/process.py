@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = ROOT / "build" / "e2e"
+# A run in a fresh checkout finds what an earlier one made, if both name the same folder.
+CACHE = Path(os.environ.get("EBBTIDE_E2E_CACHE") or ROOT / "build" / "e2e")
 
 
 class CommandError(Exception):
