@@ -80,7 +80,7 @@ def test_the_payload_makes_a_foreign_engine_ours(images: Images, space: str) -> 
     apply(whole)
     said = json.loads(finished("engine", space, seconds=300).splitlines()[-1])
     assert said["vllm"].startswith("0.32.")
-    assert said["plugins"] == ["ebbtide_runtime.engine.plugin:register"]
+    assert "ebbtide_runtime.engine.plugin:register" in said["plugins"]
     assert said["from"].startswith(PAYLOAD)
     assert said["crc"] == 0xE3069283
     print(f"import vllm: {said['seconds']} s")
