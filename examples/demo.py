@@ -28,6 +28,16 @@ from torch_grpo import Engine, Policy, Settings, Step, Training
 MODEL = ROOT / "examples/local/models/tiny"
 PROBE = "ebb and flow"
 console = Console(highlight=False)
+PHASES = {
+    "Draining": "drain",
+    "Suspending": "sleep, settle",
+    "WakingWeights": "weights",
+    "WeightsResident": "check",
+    "Updating": "load",
+    "Committed": "commit",
+    "WakingKV": "KV",
+    "Verifying": "canary",
+}
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,8 @@ def train(run: Run, group: Group, training: Training, server: Server, count: int
             run.steps.append(step)
             bar.update(task, advance=1, description="sampling")
     console.print(results(run))
+    console.print()
+    console.print(phase_times(run))
 
 
 def knock(url: str) -> str:
@@ -207,17 +219,26 @@ def judge(run: Run, before: Server, after: Server) -> None:
 
 
 def results(run: Run) -> Table:
-    """Return what the steps measured, as a table."""
+    """Return what the steps measured, as a table. Its width is that of a narrow terminal."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("Step", "Freed MiB", "Lend ms", "Train ms", "Give back ms", "Version", "Canary", "Reward"):
         made.add_column(column, justify="right")
-    made.add_column("Phases, ms")
-    made.add_row("0", "", "", "", "", str(run.first_version), "", f"{run.first_reward:.3f}", "")
+    made.add_row("0", "", "", "", "", str(run.first_version), "", f"{run.first_reward:.3f}")
     for step in run.steps:
         times = [f"{value:,.0f}" for value in (step.freed_mib, step.lend_ms, step.train_ms, step.reclaim_ms)]
         canary = "[green]ok[/]" if step.canary else "[red]failed[/]"
-        phases = " ".join(f"[dim]{name}[/] {milliseconds:.0f}" for name, milliseconds in step.phases)
-        made.add_row(str(step.step), *times, str(step.weight_version), canary, f"{step.reward:.3f}", phases)
+        made.add_row(str(step.step), *times, str(step.weight_version), canary, f"{step.reward:.3f}")
+    return made
+
+
+def phase_times(run: Run) -> Table:
+    """Return how long each step's phases took, as a table."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("ms of", *PHASES.values()):
+        made.add_column(column, justify="right")
+    for step in run.steps:
+        took = dict(step.phases)
+        made.add_row(f"step {step.step}", *(f"{took[phase]:,.0f}" if phase in took else "" for phase in PHASES))
     return made
 
 

@@ -89,8 +89,8 @@ class ArenaMemory:
         self._arena.release(Tag.KV)
 
     def restore_kv(self) -> None:
-        """Take it again: zero, and touched as it is used."""
-        self._arena.restore(Tag.KV)
+        """Take it again, zero, and every page of it now: `resident` is then true, and nobody else can have it."""
+        self._arena.restore(Tag.KV, threads=_THREADS, prefault=True)
 
     def start_parking(self, version: int) -> None:
         """Begin the copy, beside serving."""
