@@ -1,6 +1,7 @@
 """The example's training and the demo's judgement, without an engine."""
 
 import importlib
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import pytest
 import torch
 from ebbtide import Connection, Group
 from ebbtide.tinymodel import make
+from rich.console import Console
 
 from tests.support.fake_gateway import FakeGateway
 
@@ -190,6 +192,17 @@ def test_what_is_written_is_what_was_asked_for(judged, demo: ModuleType) -> None
     }
     assert set(wire["checks"][0]) == {"name", "ok", "detail"}
     assert demo.Run().wire() == {"ok": False, "steps": [], "checks": []}
+
+
+def test_the_tables_fit_a_narrow_terminal(demo: ModuleType, grpo: ModuleType) -> None:
+    names = ("Draining", "WakingWeights", "WeightsResident", "Updating", "Verifying")
+    steps = [replace(step, phases=[(name, 12345.6) for name in names]) for step in steps_of(grpo, 6)]
+    run, screen = demo.Run(steps=steps), Console(width=80, file=io.StringIO())
+    screen.print(demo.results(run), demo.phases(run), sep="\n")
+    shown = screen.file.getvalue().splitlines()
+    assert len(shown) == 1 + 7 + 1 + len(names)
+    assert not any("\u2026" in line for line in shown)
+    assert shown[-1].split() == ["Verifying", *["12,346"] * 6]
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--engine", "tpu"], ["--fast"]])
