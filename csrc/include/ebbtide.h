@@ -93,7 +93,8 @@ typedef struct ebb_device_ops {
   /* Takes the memory of a part now. */
   int32_t (*prefault)(void* context, void* base, uint64_t bytes);
   int32_t (*resident)(void* context, const void* base, uint64_t bytes, uint64_t* resident);
-  int32_t (*copy_in)(void* context, void* device, const void* host, uint64_t bytes);
+  /* `crc` may be NULL; else it is carried on over the bytes copied (CRC32C). */
+  int32_t (*copy_in)(void* context, void* device, const void* host, uint64_t bytes, uint32_t* crc);
   int32_t (*copy_out)(void* context, void* host, const void* device, uint64_t bytes);
 } ebb_device_ops;
 

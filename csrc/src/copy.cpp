@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "abi.h"
+#include "buffer.h"
+#include "crc32c.h"
 #include "fanout.h"
 
 #if defined(__x86_64__)
@@ -69,6 +71,24 @@ void copy_nt(void* destination, const void* source, size_t bytes) noexcept {
   }
 #endif
   std::memcpy(destination, source, bytes);
+}
+
+uint32_t copy_nt_crc32c(void* destination, const void* source, size_t bytes, uint32_t seed) noexcept {
+  constexpr size_t worth_it = size_t{256} << 10;  // below this the streams are too short to be fetched ahead
+  auto* to = static_cast<char*>(destination);
+  const auto* from = static_cast<const char*>(source);
+  uint32_t crc = seed;
+  size_t done = 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(to) % 64 == 0;
+  if (bytes >= worth_it && aligned && crc32c_has(Crc32cWay::kFourStreams)) {
+    done = crc32c_copy_four(to, from, bytes, &crc);
+  }
+  for (const Piece piece : Pieces(bytes - done)) {
+    copy_nt(to + done + piece.offset, from + done + piece.offset, piece.length);
+    // After the copy, which reads in order and so is fetched ahead: now the piece is in the cache.
+    crc = crc32c(from + done + piece.offset, piece.length, crc);
+  }
+  return crc;
 }
 
 void copy_parallel(void* destination, const void* source, uint64_t bytes, int32_t threads) {

@@ -19,6 +19,10 @@ uint32_t crc32c_portable(const void* data, size_t bytes, uint32_t seed) noexcept
 uint32_t crc32c_three(const void* data, size_t bytes, uint32_t seed) noexcept;
 uint32_t crc32c_four(const void* data, size_t bytes, uint32_t seed) noexcept;
 
+// Copies the first bytes, as many as fit its shape, with non-temporal stores, and carries `crc` on over them;
+// how many. Needs kFourStreams, at least one line for each of seven parts, and a destination aligned to 64.
+size_t crc32c_copy_four(void* destination, const void* source, size_t bytes, uint32_t* crc) noexcept;
+
 // Arithmetic of polynomials over GF(2), reflected: bit 31 is x^0.
 constexpr uint32_t kPolynomial = 0x82F63B78;
 

@@ -78,8 +78,12 @@ int32_t resident(void*, const void* base, uint64_t bytes, uint64_t* resident_byt
   return EBB_OK;
 }
 
-int32_t copy_in(void*, void* device, const void* host, uint64_t bytes) noexcept {
-  ebb::copy_nt(device, host, bytes);
+int32_t copy_in(void*, void* device, const void* host, uint64_t bytes, uint32_t* crc) noexcept {
+  if (crc == nullptr) {
+    ebb::copy_nt(device, host, bytes);
+  } else {
+    *crc = ebb::copy_nt_crc32c(device, host, bytes, *crc);
+  }
   return EBB_OK;
 }
 

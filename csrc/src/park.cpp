@@ -36,6 +36,12 @@ void copy_out(const Region& region, void* host, uint64_t offset, uint64_t bytes)
   check_device(device.copy_out(device.context, host, region.base() + offset, bytes), device.name, "copy out");
 }
 
+void copy_in(const Region& region, uint64_t offset, const char* host, uint64_t bytes, uint32_t* crc) {
+  const ebb_device_ops& device = region.device();
+  check_device(device.copy_in(device.context, region.base() + offset, host, bytes, crc), device.name,
+               "copy in");
+}
+
 // The checksum is of a private copy of the bytes, and that copy is what is written: they match whatever
 // happens.
 uint32_t park_chunk(const Region& region, const ParkFile& park, int fd, uint64_t chunk,
@@ -56,13 +62,6 @@ void read_piece(const ParkFile& park, Buffer& buffer, uint64_t chunk, const Piec
   const uint64_t place = park.chunk_place(chunk) + piece.offset;
   if (read_at(park.file.fd(), buffer.data(), piece.length, place, park.path) == piece.length) return;
   fail(EBB_TRUNCATED, park.path + " ends within chunk " + std::to_string(chunk));
-}
-
-// Where the piece's bytes are: in place if the file is mapped, else read into the buffer.
-const char* piece_of(const ParkFile& park, Buffer& buffer, uint64_t chunk, const Piece& piece) {
-  if (park.map) return park.map.at(park.chunk_place(chunk) + piece.offset);
-  read_piece(park, buffer, chunk, piece);
-  return buffer.data();
 }
 
 uint64_t random_below(uint64_t limit) {
@@ -147,16 +146,17 @@ bool Parked::matches(Region& region, int32_t threads) const {
 }
 
 void Parked::restore_chunk(const Region& region, uint64_t chunk, bool verify) const {
-  const ebb_device_ops& device = region.device();
-  Buffer buffer;
   uint32_t crc = 0;
-  for (const Piece piece : Pieces(park_.chunk_length(chunk))) {
-    const char* bytes = piece_of(park_, buffer, chunk, piece);
-    char* place = region.base() + chunk * kChunk + piece.offset;
-    check_device(device.copy_in(device.context, place, bytes, piece.length), device.name, "copy in");
-    // After the copy, which reads in order and so lets the processor fetch ahead: now the piece is in the
-    // cache.
-    if (verify) crc = crc32c(bytes, piece.length, crc);
+  uint32_t* const sum = verify ? &crc : nullptr;
+  const uint64_t place = chunk * kChunk;
+  if (park_.map) {
+    copy_in(region, place, park_.map.at(park_.chunk_place(chunk)), park_.chunk_length(chunk), sum);
+  } else {
+    Buffer buffer;
+    for (const Piece piece : Pieces(park_.chunk_length(chunk))) {
+      read_piece(park_, buffer, chunk, piece);
+      copy_in(region, place + piece.offset, buffer.data(), piece.length, sum);
+    }
   }
   if (verify) check(chunk, crc);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "crc32c.h"
 #include "fanout.h"
 #include "status.h"
 #include "support.h"
@@ -24,6 +25,26 @@ TEST(Copy, IsExactAtAnySizeAndAlignment) {
       target.erase(target.begin() + static_cast<long>(shift),
                    target.begin() + static_cast<long>(shift + size));
       ASSERT_EQ(target, Bytes(256, 0xEE)) << size << " at " << shift;
+    }
+  }
+}
+
+// At sizes and alignments on both sides of what the long streams take.
+TEST(Copy, SumsTheBytesThatItCopies) {
+  const Bytes source = random_bytes(4 * kMiB + 4096);
+  Bytes memory(source.size() + 4096);
+  unsigned char* aligned = memory.data() + 64 - reinterpret_cast<uintptr_t>(memory.data()) % 64;
+  for (const size_t size : {0U, 1U, 1000U, 65536U, 65537U, 262143U, 262144U, 262145U, 300001U, 4194304U}) {
+    for (const size_t shift : {0U, 1U, 32U}) {
+      for (const size_t from : {0U, 3U}) {
+        unsigned char* target = aligned + shift;
+        std::fill(memory.begin(), memory.end(), static_cast<unsigned char>(0xEE));
+        const uint32_t crc = ebb::copy_nt_crc32c(target, source.data() + from, size, 0xABCDU);
+        ASSERT_EQ(crc, ebb::crc32c_portable(source.data() + from, size, 0xABCDU)) << size << " at " << shift;
+        ASSERT_TRUE(std::equal(target, target + size, source.data() + from)) << size << " at " << shift;
+        ASSERT_TRUE(
+            std::all_of(target + size, target + size + 64, [](unsigned char byte) { return byte == 0xEE; }));
+      }
     }
   }
 }

@@ -43,7 +43,7 @@ TEST_P(Crc32cWays, KnowsTheNumbersOfRfc3720) {
 
 // Around every size at which an inner loop begins or ends.
 TEST_P(Crc32cWays, FollowsTheDefinitionAtEverySize) {
-  for (const size_t around : {0U, 8U, 768U, 7120U, 12288U, 14240U, 12288U + 7120U + 768U}) {
+  for (const size_t around : {0U, 8U, 768U, 7168U, 12288U, 14336U, 12288U + 7168U + 768U}) {
     for (size_t size = around < 9 ? 0 : around - 9; size < around + 9; ++size) {
       const Bytes bytes = random_bytes(size, static_cast<uint32_t>(size));
       ASSERT_EQ(GetParam().run(bytes.data(), size, 0x1234U), by_definition(bytes, 0x1234U)) << size;

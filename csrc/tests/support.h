@@ -91,8 +91,8 @@ class BrokenDevice {
     ops_.prefault = [](void* self, void* base, uint64_t bytes) {
       return of(self).fails("prefault") ? EBB_NO_MEMORY : host().prefault(nullptr, base, bytes);
     };
-    ops_.copy_in = [](void* self, void* device, const void* source, uint64_t bytes) {
-      return of(self).fails("copy_in") ? EBB_IO : host().copy_in(nullptr, device, source, bytes);
+    ops_.copy_in = [](void* self, void* device, const void* source, uint64_t bytes, uint32_t* crc) {
+      return of(self).fails("copy_in") ? EBB_IO : host().copy_in(nullptr, device, source, bytes, crc);
     };
     ops_.copy_out = [](void* self, void* target, const void* device, uint64_t bytes) {
       return of(self).fails("copy_out") ? EBB_IO : host().copy_out(nullptr, target, device, bytes);
