@@ -165,7 +165,7 @@ def train(run: Run, group: Group, training: Training, server: Server, count: int
         for step in training.steps(count):
             run.steps.append(step)
             bar.update(task, advance=1, description="sampling")
-    console.print(results(run), "", phases(run), "", sep="\n")
+    console.print(results(run))
     console.print()
     console.print(phase_times(run))
 
@@ -219,8 +219,10 @@ def judge(run: Run, before: Server, after: Server) -> None:
 
 
 def results(run: Run) -> Table:
-    """Return what the steps measured, as a table."""
-    made = table("Step", "Freed MiB", "Lend ms", "Train ms", "Give back ms", "Version", "Canary", "Reward")
+    """Return what the steps measured, as a table. Its width is that of a narrow terminal."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("Step", "Freed MiB", "Lend ms", "Train ms", "Give back ms", "Version", "Canary", "Reward"):
+        made.add_column(column, justify="right")
     made.add_row("0", "", "", "", "", str(run.first_version), "", f"{run.first_reward:.3f}")
     for step in run.steps:
         times = [f"{value:,.0f}" for value in (step.freed_mib, step.lend_ms, step.train_ms, step.reclaim_ms)]
@@ -229,22 +231,14 @@ def results(run: Run) -> Table:
     return made
 
 
-def phases(run: Run) -> Table:
-    """Return how long each phase took, a column for each step: that fits a narrow terminal."""
-    made = table("Phase, ms", *(f"step {step.step}" for step in run.steps))
-    names = dict.fromkeys(name for step in run.steps for name, _ in step.phases)
-    for name in names:
-        spent = [sum(ms for known, ms in step.phases if known == name) for step in run.steps]
-        made.add_row(name, *(f"{ms:,.0f}" for ms in spent))
-    return made
-
-
-def table(first: str, *numbers: str) -> Table:
-    """Return an empty table: names on the left, numbers to the right."""
+def phase_times(run: Run) -> Table:
+    """Return how long each step's phases took, as a table."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    made.add_column(first)
-    for column in numbers:
+    for column in ("ms of", *PHASES.values()):
         made.add_column(column, justify="right")
+    for step in run.steps:
+        took = dict(step.phases)
+        made.add_row(f"step {step.step}", *(f"{took[phase]:,.0f}" if phase in took else "" for phase in PHASES))
     return made
 
 

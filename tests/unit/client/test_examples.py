@@ -195,14 +195,14 @@ def test_what_is_written_is_what_was_asked_for(judged, demo: ModuleType) -> None
 
 
 def test_the_tables_fit_a_narrow_terminal(demo: ModuleType, grpo: ModuleType) -> None:
-    names = ("Draining", "WakingWeights", "WeightsResident", "Updating", "Verifying")
-    steps = [replace(step, phases=[(name, 12345.6) for name in names]) for step in steps_of(grpo, 6)]
+    steps = [replace(step, phases=[(name, 12345.6) for name in demo.PHASES]) for step in steps_of(grpo, 6)]
     run, screen = demo.Run(steps=steps), Console(width=80, file=io.StringIO())
-    screen.print(demo.results(run), demo.phases(run), sep="\n")
+    screen.print(demo.results(run))
+    screen.print(demo.phase_times(run))
     shown = screen.file.getvalue().splitlines()
-    assert len(shown) == 1 + 7 + 1 + len(names)
+    assert len(shown) == (1 + 7) + (1 + 6), "no row is wrapped"
     assert not any("\u2026" in line for line in shown)
-    assert shown[-1].split() == ["Verifying", *["12,346"] * 6]
+    assert shown[-1].split() == ["step", "6", *["12,346"] * len(demo.PHASES)]
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--engine", "tpu"], ["--fast"]])
