@@ -13,7 +13,7 @@ from pydantic import ValidationError
 STATUS = {
     400: {"INVALID_TAG", "INVALID_MODE", "INVALID_REQUEST"},
     401: {"UNAUTHENTICATED"},
-    403: {"NOT_LEASE_HOLDER"},
+    403: {"NOT_LEASE_HOLDER", "FORBIDDEN"},
     404: {"NOT_FOUND"},
     409: {
         "ILLEGAL_TRANSITION",
