@@ -15,7 +15,12 @@ from ebbtide_runtime.launcher.processes import everyone, family
 from ebbtide_runtime.native import Field, Measurement, Page
 
 MIB = 1 << 20
-_FAKE = "import sys; from ebbtide_runtime.launch import main; sys.exit(main(sys.argv[1:3], lambda path: sys.argv[3:]))"
+_FAKE = """
+import sys
+from ebbtide_runtime import launch
+launch.LOOK_S = 0
+sys.exit(launch.main(sys.argv[1:3], lambda path: sys.argv[3:]))
+"""
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:

@@ -48,7 +48,9 @@ def test_functions_are_short() -> None:
 
 def test_there_is_a_line_of_test_for_each_line_of_source() -> None:
     source = sum(line_count(path) for path in tracked("*.py", "*.cpp", "*.h") if is_source(path))
-    tests = sum(line_count(path) for path in tracked("tests/*", "csrc/tests/*", "e2e/*") if path.suffix in {".py", ".cpp"})
+    tests = sum(
+        line_count(path) for path in tracked("tests/*", "csrc/tests/*", "e2e/*") if path.suffix in {".py", ".cpp"}
+    )
     assert tests >= source
 
 
@@ -67,5 +69,7 @@ def test_scripts_are_executable_and_short() -> None:
 def test_no_secret_or_registry_host_is_in_the_tree() -> None:
     forbidden = re.compile(r"pypi\.org|files\.pythonhosted|registry\.npmjs|deb\.debian\.org|BEGIN [A-Z ]*PRIVATE KEY")
     texts = tracked("*.py", "*.md", "*.toml", "*.yaml", "scripts/*", ".ci/*")
-    found = [str(path) for path in texts if path != Path(__file__) and forbidden.search(path.read_text(errors="replace"))]
+    found = [
+        str(path) for path in texts if path != Path(__file__) and forbidden.search(path.read_text(errors="replace"))
+    ]
     assert found == []
