@@ -22,12 +22,13 @@ from ebbtide_api.member import Engine, MemberConfig
 from pydantic import ValidationError
 
 from . import measure
-from .launcher import environment, processes
+from .launcher import environment, processes, segments
 from .launcher.page import Board, open_or_create
 
 TICK_S = 0.01
 BEAT_S = 0.1
 MEASURE_S = 1.0
+LOOK_S = 5.0
 GRACE_S = 5.0
 
 
@@ -57,6 +58,8 @@ class Launcher:
         self._next_beat = 0.0
         self._next_measure = 0.0
         self._answered = -1
+        self._next_look = 0.0
+        self._segments: set[Path] = set()
 
     def stop(self, *_: Any) -> None:
         """End at the next tick. A signal handler."""
@@ -81,7 +84,9 @@ class Launcher:
         found = processes.read(pid) if pid else None
         # A live process with that pid and another start is somebody else's, and so is its session.
         if pid and (found is None or found.start == start):
+            self._segments = segments.mapped(processes.family(pid, processes.everyone()))
             processes.end(pid, GRACE_S)
+            segments.sweep(self._segments)
         self._board.engine = (0, 0)
 
     def _wait_for_grant(self) -> Exit | None:
@@ -129,10 +134,15 @@ class Launcher:
     def _measure(self) -> None:
         # Read before measuring: a request made meanwhile needs a later measurement.
         request = self._board.requested()
-        pids = [each.pid for each in self._family()]
+        family = self._family()
+        pids = [each.pid for each in family]
         host = measure.folder(self._member.park_dir) + measure.folder(self._member.weights_dir)
         self._board.publish(request, self._reader.used(pids) if pids else 0, host, len(pids))
         self._answered = request
+        if time.monotonic() >= self._next_look:
+            # Ahead of time: processes that were killed show nothing any more.
+            self._next_look = time.monotonic() + LOOK_S
+            self._segments |= segments.mapped(family)
 
     def _family(self) -> list[processes.Process]:
         return processes.family(self._engine.pid, processes.everyone()) if self._engine else []
@@ -149,6 +159,7 @@ class Launcher:
         engine = self._engine
         assert engine is not None  # noqa: S101
         left = processes.end(engine.pid, GRACE_S, engine.poll)
+        segments.sweep(self._segments)
         self._measure()
         self._board.exited(status)
         if left:

@@ -243,3 +243,27 @@ def test_the_launcher_is_small(launch: Callable[..., Launch]) -> None:
     status = Path(f"/proc/{begun.process.pid}/status").read_text()
     rss = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     assert rss < 64 * 1024
+
+
+SHARING = """
+import time
+from multiprocessing import shared_memory
+made = shared_memory.SharedMemory(create=True, size=1 << 20)
+print(made.name, flush=True)
+time.sleep(120)
+"""
+
+
+def test_shared_memory_of_a_killed_engine_is_given_back(launch: Callable[..., Launch]) -> None:
+    begun = launch(SHARING)
+    begun.grant()
+    pid = begun.started()
+    until(lambda: begun.last_line().startswith("psm_"), "the segment")
+    file = Path("/dev/shm") / begun.last_line()
+    family = processes.family(pid, processes.everyone())
+    # The look comes with a measurement, after it is published: with the second one, the first look is over.
+    assert begun.measure().processes == begun.measure().processes
+    for each in family:
+        subprocess.run(["kill", "-KILL", str(each.pid)], check=False)
+    assert begun.wait() == 71
+    assert not file.exists()
