@@ -102,13 +102,19 @@ def _replace(store: ServerStore, layout: Layout, wanted: Sequence[InferenceServe
 
 
 def _listen(port: int) -> socket.socket:
+    # The protocol is named because asyncio sends small answers at once (TCP_NODELAY) only where it sees TCP.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        return socket.create_server((HOST, port), backlog=256)
+        listener.bind((HOST, port))
+        listener.listen(256)
     except OSError as error:
+        listener.close()
         message = f"the gateway cannot listen on {HOST}:{port}: {error.strerror}"
         raise EbbtideError(
             ErrorCode.INVALID_REQUEST, message, next_action="Choose another --port; 0 takes a free one.", field="port"
         ) from error
+    return listener
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from ebbtide_operator.plan import TrainerView
 from .proc import Process, everyone, is_alive, read
 
 MIB = 1 << 20
-LOOK_EVERY = 0.5
+LOOK_EVERY = 2.0
 """Seconds between two looks for children that a trainer started."""
 
 

@@ -35,7 +35,9 @@ def parse(stat: str) -> Process | None:
 def read(pid: int) -> Process | None:
     """Read one process; None when it is gone, or a zombie."""
     try:
-        return parse((PROC / str(pid) / "stat").read_text(errors="replace"))
+        # Not a Path: all of /proc is read while a group waits for its memory.
+        with open(f"{PROC}/{pid}/stat", errors="replace") as file:
+            return parse(file.read())
     except (FileNotFoundError, ProcessLookupError):
         return None
 
