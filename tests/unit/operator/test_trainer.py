@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,9 +79,9 @@ def test_children_count_and_outlive_their_parent() -> None:
         assert left.alive
         assert left.used_mib > 64
         subprocess.run(["kill", "-9", str(child)], check=True)
-        while start_of(child) is not None:
-            pass
-        assert not trainer.measure().alive
+        due = time.monotonic() + 10
+        while trainer.measure().alive:  # a killed process lives on while the kernel takes it down
+            assert time.monotonic() < due
 
 
 def test_our_own_process_is_not_the_trainers_though_the_trainer_started_it() -> None:
