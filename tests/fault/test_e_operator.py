@@ -13,6 +13,7 @@ import pytest
 from ebbtide import Drain
 from ebbtide_api.state import Phase
 
+from tests.support.launching import until
 from tests.support.stack import STEP_S, Stack, Watch
 from tests.support.stack_processes import same
 from tests.support.stack_traffic import streaming
@@ -76,7 +77,7 @@ def assert_the_trainer_is_alone(stack: Stack, epoch: int) -> None:
     """While the trainer owns the device, operators that restart leave the engine asleep."""
     with Watch(stack.page) as watch:
         killed_and_restarted(stack)
-        assert stack.seen(Phase.ASLEEP)
+        until(lambda: stack.seen(Phase.ASLEEP), "the operator to hear of the member", STEP_S)
         assert stack.group().epoch == epoch
     assert (watch.phases, watch.epochs) == ([Phase.ASLEEP], [epoch])
 

@@ -43,6 +43,7 @@ class Stream:
         self.status = 0
         self.reason: str | None = None
         self.done = False
+        self.error: object = None
         self.problem: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(url, count), daemon=True)
@@ -69,9 +70,14 @@ class Stream:
             if line == "data: [DONE]":
                 self.done = True
             elif line.startswith("data: "):
-                choice = json.loads(line[6:])["choices"][0]
-                self.tokens += choice.get("token_ids") or []
-                self.reason = choice["finish_reason"] or self.reason
+                self._chunk(json.loads(line[6:]))
+
+    def _chunk(self, chunk: dict[str, Any]) -> None:
+        # An engine that dies says so in the stream, where the status was sent long ago.
+        self.error = chunk.get("error", self.error)
+        for choice in chunk.get("choices", []):
+            self.tokens += choice.get("token_ids") or []
+            self.reason = choice["finish_reason"] or self.reason
 
     def join(self) -> None:
         """Wait for the end of the stream."""
