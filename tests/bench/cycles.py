@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from typing import TypeVar
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LendResult, ReclaimResult
 
-from tests.support.stack import Stack, fresh
+from tests.support.stack import Stack
 
 from .report import Goal, Row, at_least, at_most, row
 
@@ -42,9 +43,22 @@ class Samples:
     same_tokens: int = 0
 
 
+@contextmanager
+def serving() -> Iterator[Stack]:
+    """Start a stack, wait until it serves, and leave nothing of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        stack = Stack(Path(folder))
+        try:
+            stack.start()
+            stack.wait_until_serving()
+            yield stack
+        finally:
+            stack.destroy()
+
+
 def run(cycles: int) -> tuple[list[Row], list[Goal]]:
     """Lend and give back `cycles` times."""
-    with tempfile.TemporaryDirectory() as folder, fresh(Stack(Path(folder))) as stack:
+    with serving() as stack:
         stack.learn(0)
         _wait_for_the_copy(stack)
         samples = Samples(baseline=stack.state().baseline_mib or 0)
