@@ -164,7 +164,7 @@ class TestFolder:
 
     def test_links_are_not_followed(self, tmp_path: Path) -> None:
         (tmp_path / "inside").mkdir()
-        (tmp_path / "inside/loop").symlink_to(tmp_path)
+        (tmp_path / "inside/loop").symlink_to("..")  # short: a long one takes a block of its own
         assert folder(tmp_path) == 0
 
 
