@@ -78,7 +78,7 @@ def _wait_for_the_copy(stack: Stack) -> None:
 def _cycle(stack: Stack, samples: Samples) -> None:
     samples.request.extend(_timed(lambda: stack.tokens(16))[0] for _ in range(5))
     began = time.perf_counter()
-    with stack.trainer().borrow() as loan:
+    with stack.trainer.borrow() as loan:
         samples.lend.append((time.perf_counter() - began) * 1000)
         samples.asleep.append(stack.engine_mib())
         began = time.perf_counter()
