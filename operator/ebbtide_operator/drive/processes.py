@@ -159,8 +159,7 @@ class Supervisor:
                 self._spawn()
             if self.running is not None:
                 self._changed()
-                self._last_code = await asyncio.shield(self.running.ended)
-                self._count(time.monotonic() - self.running.since)
+                self._last_code = await self._end_of(self.running)
                 self.running = None
             if self._stopping.is_set():
                 return
@@ -175,10 +174,21 @@ class Supervisor:
             self._short_runs += 1
             log.error("%s cannot be started: %s", self.program.name, error)  # noqa: TRY400 - the sentence says it all
 
-    def _count(self, ran: float) -> None:
-        self._short_runs = 0 if ran >= self._restarts.stable else self._short_runs + 1
+    async def _end_of(self, running: Running) -> int | None:
+        stable = running.since + self._restarts.stable - time.monotonic()
+        if await _ended_within(running, max(0.0, stable)):
+            self._short_runs += 1
+        elif self._short_runs:
+            # Heard now, not at its end: a program that stays up is out of trouble.
+            self._short_runs = 0
+            self._changed()
+        code = await asyncio.shield(running.ended)
+        self._tell(time.monotonic() - running.since, code)
+        return code
+
+    def _tell(self, ran: float, code: int | None) -> None:
         if not self._stopping.is_set():
-            log.warning("%s ended after %.1f s with exit code %s", self.program.name, ran, self._last_code)
+            log.warning("%s ended after %.1f s with exit code %s", self.program.name, ran, code)
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -88,6 +88,25 @@ async def test_a_program_that_ran_long_was_well(tmp_path: Path) -> None:
     await supervisor.stop(1)
 
 
+async def test_a_program_that_stays_up_at_last_is_out_of_trouble_while_it_runs(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    code = f"""
+import time
+with open({str(runs)!r}, "a+") as runs:
+    runs.write("run ")
+    runs.seek(0)
+    time.sleep(600 * (len(runs.read().split()) > 3))
+"""
+    heard: list[str] = []
+    supervisor = Supervisor(program(tmp_path, code), Restarts(0.01, 0.02, stable=1.0), lambda: heard.append(supervisor.trouble))
+    supervisor.start()
+    await until(lambda: supervisor.trouble)
+    await until(lambda: not supervisor.trouble)
+    assert (supervisor.starts, supervisor.running is not None) == (4, True)
+    assert heard[-1] == "", "nobody was told that it is well again"
+    await supervisor.stop(1)
+
+
 async def test_who_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
     code = """
 import os, signal, subprocess, sys, time
