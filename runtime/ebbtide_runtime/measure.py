@@ -10,10 +10,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 PROC = Path("/proc")
+_SIDE_BY_SIDE = 4
 
 
 class Reader(Protocol):
@@ -30,8 +32,11 @@ class AnonymousMemory:
         self._proc = proc
 
     def used(self, pids: Sequence[int]) -> int:
-        """Sum `Pss_Anon` over the processes."""
-        return sum(self._one(pid) for pid in pids)
+        """Sum `Pss_Anon` over the processes, side by side: the kernel walks every page of each."""
+        if len(pids) < 2:
+            return sum(self._one(pid) for pid in pids)
+        with ThreadPoolExecutor(min(len(pids), _SIDE_BY_SIDE)) as threads:
+            return sum(threads.map(self._one, pids))
 
     def _one(self, pid: int) -> int:
         try:

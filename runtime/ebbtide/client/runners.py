@@ -21,9 +21,7 @@ class Runner:
     """Runs flows and blocks. `sleep` may be replaced by one that can be interrupted."""
 
     def __init__(self, connection: Connection, sleep: Callable[[float], object] = time.sleep) -> None:
-        self._client = httpx2.Client(
-            base_url=connection.url, headers=connection.headers, trust_env=not connection.local
-        )
+        self._client = httpx2.Client(**_options(connection))
         self._sleep = sleep
 
     def run(self, flow: Flow[T]) -> T:
@@ -60,9 +58,7 @@ class AsyncRunner:
     """Runs flows and awaits."""
 
     def __init__(self, connection: Connection) -> None:
-        self._client = httpx2.AsyncClient(
-            base_url=connection.url, headers=connection.headers, trust_env=not connection.local
-        )
+        self._client = httpx2.AsyncClient(**_options(connection))
 
     async def run(self, flow: Flow[T]) -> T:
         """Carry a flow out and return its result."""

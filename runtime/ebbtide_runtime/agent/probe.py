@@ -69,6 +69,13 @@ class Probe:
         """Return the last published measurement, however old."""
         return self._page.measurement()
 
+    def recent(self, seconds: float) -> Measurement | None:
+        """Return the last measurement of an engine, unless it is older than `seconds`."""
+        measured = self._page.measurement()
+        if measured is None or not measured.processes or time.monotonic_ns() - measured.time_ns > seconds * 1e9:
+            return None
+        return measured
+
     async def fresh(self) -> Measurement | None:
         """Ask for a measurement and wait for it; None when the launcher does not answer in time."""
         request = self._page.add(Field.MEASURE_REQUEST, 1)
@@ -81,10 +88,14 @@ class Probe:
         return None
 
     async def released(self, target: int, *, settle: float, within: float, engine: Identity) -> Release:
-        """Wait until used bytes are at or under `target` twice, `settle` apart, for at most `within` seconds."""
+        """Wait until used bytes are at or under `target` twice, for at most `within` seconds.
+
+        The second measurement begins `settle` after the first began: the kernel takes tens of milliseconds for one.
+        """
         due = time.monotonic() + within
         free_before = False
         while True:
+            began = time.monotonic()
             measured = await self.fresh()
             now = Identity.of(self._page)
             if now != engine or not engine.alive:
@@ -97,4 +108,4 @@ class Probe:
             if not free and time.monotonic() >= due:
                 return Held(measured)
             free_before = free
-            await asyncio.sleep(settle if free else self._poll_s)
+            await asyncio.sleep(max(0.0, began + settle - time.monotonic()) if free else self._poll_s)

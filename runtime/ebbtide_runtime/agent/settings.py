@@ -38,6 +38,8 @@ class Settings:
     """How often it is measured meanwhile."""
     measure_s: float = 5.0
     """Time for the launcher to answer one request for a measurement."""
+    recent_s: float = 2.0
+    """The age of a measurement that still says what an engine at rest holds: the launcher measures every second."""
     suspended_s: float = 300.0
     """How long a member may rest where its memory was not measured free before its engine is restarted."""
     wake_weights_s: float = 120.0

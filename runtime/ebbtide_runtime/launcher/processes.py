@@ -36,7 +36,9 @@ def parse(stat: str) -> Process | None:
 def read(pid: int, proc: Path = PROC) -> Process | None:
     """Read one process; None when it is gone or a zombie."""
     try:
-        return parse((proc / str(pid) / "stat").read_text(errors="replace"))
+        # Not a Path: all of /proc is read for every measurement.
+        with open(f"{proc}/{pid}/stat", errors="replace") as file:
+            return parse(file.read())
     except (FileNotFoundError, ProcessLookupError):
         return None
 

@@ -239,7 +239,7 @@ def test_what_was_learned_at_the_first_sleep_is_the_target_of_the_next(running: 
 
 def test_a_launcher_that_does_not_measure_is_known_before_anything_is_touched(make: Make) -> None:
     member = make()
-    caller = member.start(faster(measure_s=0.1))
+    caller = member.start(faster(measure_s=0.1, recent_s=0.0))
     to_running(caller)
     member.engine.measures = False
     with pytest.raises(RefusedError) as caught:

@@ -143,3 +143,27 @@ def test_a_dead_engine_is_no_engine(page: Page, launcher: Launcher) -> None:
 
 def test_an_engine_that_was_never_there_does_not_live() -> None:
     assert not Identity(1, 0, 0).alive
+
+
+def test_a_recent_measurement_is_taken_as_it_is_and_an_old_one_is_not(page: Page) -> None:
+    probe = Probe(page, answer_s=0.0, poll_s=0.0)
+    assert probe.recent(60) is None, "nothing was measured yet"
+    taken = Measurement(0, time.monotonic_ns() - 5 * 10**9, 7, 0, 1)
+    page.publish(taken)
+    assert probe.recent(60) == taken
+    assert probe.recent(4.9) is None
+    page.publish(Measurement(0, time.monotonic_ns(), 0, 0, 0))
+    assert probe.recent(60) is None, "no engine was there to be measured"
+
+
+def test_the_settle_time_counts_from_the_first_measurements_beginning(page: Page, launcher: Launcher) -> None:
+    began: list[float] = []
+
+    def slow(_count: int) -> int:
+        began.append(time.monotonic())
+        time.sleep(0.15)
+        return 100
+
+    launcher.used = slow
+    assert isinstance(released(page, 100, settle=0.2), Free)
+    assert 0.19 < began[1] - began[0] < 0.34, "a slow measurement is part of the settle time, not on top of it"

@@ -4,9 +4,11 @@ import json
 import os
 from pathlib import Path
 
+import httpx2
 import pytest
 from ebbtide import EbbtideError, ErrorCode
-from ebbtide.client.connection import find, from_home, home_folder
+from ebbtide.client.connection import Connection, find, from_home, home_folder
+from ebbtide.client.runners import AsyncRunner, Runner
 
 
 def write_home(home: Path, **changes: object) -> Path:
@@ -88,3 +90,15 @@ def test_an_unreadable_token_is_told(tmp_path: Path) -> None:
 )
 def test_no_proxy_is_asked_for_this_machine(url: str, local: bool) -> None:
     assert find(url, environ={}).local is local
+
+
+@pytest.mark.parametrize("kind", [Runner, AsyncRunner])
+@pytest.mark.parametrize(("url", "loads"), [("http://127.0.0.1:7411", False), ("https://gateway:443", True)])
+def test_certificates_are_loaded_for_https_alone(
+    kind: type[Runner | AsyncRunner], url: str, loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[object] = []
+    for name in ("Client", "AsyncClient"):
+        monkeypatch.setattr(httpx2, name, lambda **options: verified.append(options.get("verify", True)))
+    kind(Connection(url))
+    assert verified == [loads], "loading them takes longer than a whole lend"

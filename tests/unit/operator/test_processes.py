@@ -98,7 +98,9 @@ with open({str(runs)!r}, "a+") as runs:
     time.sleep(600 * (len(runs.read().split()) > 3))
 """
     heard: list[str] = []
-    supervisor = Supervisor(program(tmp_path, code), Restarts(0.01, 0.02, stable=1.0), lambda: heard.append(supervisor.trouble))
+    supervisor = Supervisor(
+        program(tmp_path, code), Restarts(0.01, 0.02, stable=1.0), lambda: heard.append(supervisor.trouble)
+    )
     supervisor.start()
     await until(lambda: supervisor.trouble)
     await until(lambda: not supervisor.trouble)

@@ -35,6 +35,11 @@ async def fresh_measurement(member: Member) -> Measurement:
     return measured
 
 
+async def recent_measurement(member: Member) -> Measurement:
+    """Return the last measurement while it is recent, else measure now. Raises UNREACHABLE."""
+    return member.probe.recent(member.settings.recent_s) or await fresh_measurement(member)
+
+
 def available(folder: Path) -> int:
     """Return the bytes of host memory that can be taken in a memory-backed folder, less a reserve."""
     room = os.statvfs(folder)

@@ -18,7 +18,7 @@ from ..lifecycle import MIB, Event, LevelQuestion, Refusal, asleep, choose_level
 from ..member import FaultError, Member
 from ..probe import Free, Held, Identity, Replaced, Unmeasured
 from ..vector import mib
-from .common import fresh_measurement, fresh_state, room, source, weights_bytes
+from .common import fresh_measurement, fresh_state, recent_measurement, room, source, weights_bytes
 from .drain import Drained, drain, drain_budget, must
 from .wake import wake_weights
 
@@ -44,7 +44,7 @@ class _Release(Action[Body]):
         """Measure, and choose the level. Raises HOST_MEMORY_INSUFFICIENT, LEVEL_UNSUPPORTED, UNREACHABLE."""
         member = self.member
         state = await fresh_state(member)
-        self.before = await fresh_measurement(member)
+        self.before = await recent_measurement(member)
         self.identity = Identity.of(member.page)
         self.origin = member.phase
         level = choose_level(_question(member, state, asked, self.before.host_bytes))
