@@ -17,6 +17,7 @@ from ebbtide_operator.specs import member_config
 
 from .files import keep_secret, private_folder, read_or_none, write_atomic
 from .layout import Layout
+from .processes import mark_of, recorded
 
 log = logging.getLogger("ebbtide.birth")
 
@@ -45,7 +46,7 @@ def prepare(server: InferenceServer, ordinal: int, layout: Layout, ports: tuple[
     if fresh:
         forget_weights(home)
     before = known_config(home)
-    port = before.agent_port if before else free_port(name, ports)
+    port = before.agent_port if before and _usable(before.agent_port, home) else free_port(name, ports)
     config = member_config(server, ordinal, layout, uid=before.uid if before else uuid.uuid4().hex, agent_port=port)
     keep_secret(home / "secret")
     token = keep_secret(home / "token")
@@ -76,9 +77,16 @@ def forget_weights(home: Path) -> None:
     What the agent remembers names copies that are gone. The epoch it remembers is in the group's record too.
     """
     state = home / "state.json"
-    if state.exists():
-        log.warning("the memory folder is new: %s starts from its model's source, version 0", home.name)
-        state.unlink()
+    if lost := _committed(state):
+        log.warning("version %d went with the memory folder: %s starts from its model's source", lost, home.name)
+    state.unlink(missing_ok=True)
+
+
+def _committed(state: Path) -> int:
+    try:
+        return int(json.loads(read_or_none(state) or b"{}")["committed"]["version"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def free_port(name: str, ports: tuple[int, int]) -> int:
@@ -90,6 +98,11 @@ def free_port(name: str, ports: tuple[int, int]) -> int:
         if _is_free(port):
             return port
     raise OSError(f"no free port between {low} and {high}")
+
+
+def _usable(port: int, home: Path) -> bool:
+    # A port that is taken is ours while our agent of before lives: it is about to be adopted, or ended.
+    return _is_free(port) or recorded(mark_of(home, "agent")) is not None
 
 
 def _is_free(port: int) -> bool:

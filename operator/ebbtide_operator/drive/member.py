@@ -17,7 +17,7 @@ from ebbtide_operator.settings import Settings
 from .agents import AgentClient, AgentWatch, Unreachable, carry_out
 from .birth import Birth, prepare
 from .layout import Layout
-from .processes import Program, Supervisor, adopt, end_strays
+from .processes import Program, Supervisor, adopt, end_strays, mark_of
 
 log = logging.getLogger("ebbtide.member")
 OUTCOMES_KEPT = 64
@@ -99,7 +99,7 @@ class LocalMember:
                 name=f"{kind} of {self.name}",
                 argv=(*argv, "--member", str(born.path)),
                 log=home / log_name,
-                mark=home / f"{kind}.pid",
+                mark=mark_of(home, kind),
                 digest=born.digest,
                 log_limit=self._settings.log_limit,
             )

@@ -113,16 +113,27 @@ def _open_log(path: Path, limit: int) -> int:
 
 def adopt(program: Program) -> Running | None:
     """Return the process that an earlier operator left running, if it runs the same configuration."""
-    try:
-        mark = json.loads(read_or_none(program.mark) or b"{}")
-        pid, start, digest = int(mark["pid"]), int(mark["start"]), mark["digest"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    if digest != program.digest or not proc.is_alive(pid, start):
+    found = recorded(program.mark)
+    if found is None or found[2] != program.digest:
         return None
     with contextlib.suppress(ProcessLookupError):
-        return Running(pid, start, adopted=True)
+        return Running(found[0], found[1], adopted=True)
     return None
+
+
+def mark_of(home: Path, kind: str) -> Path:
+    """Return the file that tells which process of a kind a member runs."""
+    return home / f"{kind}.pid"
+
+
+def recorded(mark: Path) -> tuple[int, int, str] | None:
+    """Return the pid, the start and the digest of the process that a file tells of, if it lives."""
+    try:
+        told = json.loads(read_or_none(mark) or b"{}")
+        pid, start, digest = int(told["pid"]), int(told["start"]), str(told["digest"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return (pid, start, digest) if proc.is_alive(pid, start) else None
 
 
 class Supervisor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.member import Engine, MemberConfig, Parking
-from ebbtide_operator.drive import birth
+from ebbtide_operator.drive import birth, proc
 from ebbtide_operator.drive.layout import Layout
+from ebbtide_operator.drive.processes import mark_of
 from ebbtide_operator.specs import budget_of, check, check_changes, view
 
 from .given import server_of
@@ -91,6 +93,34 @@ def test_with_a_new_memory_folder_a_member_starts_from_its_model(model: Path, la
     birth.prepare(server_of(model), 0, layout, PORTS)
     assert not state.exists()
     assert born.path.exists()
+
+
+@pytest.mark.parametrize(("told", "warned"), [('{"epoch": 3}', ""), ('{"committed": {"version": 7}}', "version 7")])
+def test_lost_weights_are_told_if_there_were_any(
+    told: str, warned: str, model: Path, layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    birth.prepare(server_of(model), 0, layout, PORTS)
+    (layout.member("chat-0") / "state.json").write_text(told)
+    layout.member_memory("chat-0").rmdir()
+    birth.prepare(server_of(model), 0, layout, PORTS)
+    assert bool(caplog.messages) == bool(warned)
+    assert warned in caplog.text
+
+
+def test_a_port_that_somebody_else_took_is_left_to_them(model: Path, layout: Layout) -> None:
+    born = birth.prepare(server_of(model), 0, layout, PORTS)
+    with socket.create_server(("127.0.0.1", born.config.agent_port)):
+        assert birth.prepare(server_of(model), 0, layout, PORTS).config.agent_port != born.config.agent_port
+
+
+def test_a_port_that_our_agent_of_before_holds_stays(model: Path, layout: Layout) -> None:
+    born = birth.prepare(server_of(model), 0, layout, PORTS)
+    me = proc.read(os.getpid())
+    assert me is not None
+    mark = mark_of(layout.member("chat-0"), "agent")
+    mark.write_text(json.dumps({"pid": me.pid, "start": me.start, "digest": born.digest}))
+    with socket.create_server(("127.0.0.1", born.config.agent_port)):
+        assert birth.prepare(server_of(model), 0, layout, PORTS).config == born.config
 
 
 def test_a_free_port_is_the_same_while_it_is_free() -> None:
