@@ -1,6 +1,6 @@
-"""Write what is generated from the models: the CRDs and the page of errors.
+"""Write what is generated from the models: the CRDs, their reference, and the page of errors.
 
-python -m ebbtide_api.crdgen             write crds/*.yaml, the chart's copies, docs/errors.md
+python -m ebbtide_api.crdgen             write crds/*.yaml, the chart's copies, docs/reference-*.md, docs/errors.md
 python -m ebbtide_api.crdgen --check     write nothing; exit 1 and name the stale files
 python -m ebbtide_api.crdgen --root DIR  another checkout than the current folder
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from . import reference
 from .errors import MEANINGS, RULES
 from .policy import KVCachePolicy
 from .resource import GROUP, VERSION, Resource
@@ -189,7 +190,13 @@ def generated() -> dict[str, str]:
     crds = {kind.file: crd_file(kind) for kind in KINDS}
     # Helm cannot read outside the chart's folder.
     copies = {f"charts/ebbtide/files/{name}": text for name, text in crds.items()}
-    return {**crds, **copies, "docs/errors.md": errors_page()}
+    pages = {f"docs/reference-{kind.plural}.md": reference_page(kind) for kind in KINDS}
+    return {**crds, **copies, **pages, "docs/errors.md": errors_page()}
+
+
+def reference_page(kind: Kind) -> str:
+    """Return the text of the page that describes a kind's fields."""
+    return reference.page(kind.model.__name__, kind.short, _COMMAND, structural(kind.model))
 
 
 def stale(root: Path) -> list[str]:

@@ -53,6 +53,8 @@ def test_the_command_writes_what_is_stale_and_then_nothing(tmp_path: Path, capsy
         "crds/inferenceservers.ebbtide.dev.yaml",
         "crds/kvcachepolicies.ebbtide.dev.yaml",
         "docs/errors.md",
+        "docs/reference-inferenceservers.md",
+        "docs/reference-kvcachepolicies.md",
     }
     capsys.readouterr()
     assert crdgen.main(root) == 0
