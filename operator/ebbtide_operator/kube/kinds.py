@@ -39,7 +39,7 @@ POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount")
-EVENTS = Kind("events.k8s.io", "v1", "events", "Event")
+EVENTS = Kind("", "v1", "events", "Event")
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview")
 ACCESS_REVIEWS = Kind("authorization.k8s.io", "v1", "localsubjectaccessreviews", "LocalSubjectAccessReview")
 

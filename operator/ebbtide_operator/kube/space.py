@@ -27,6 +27,7 @@ from .cache import Cache
 from .children import Problem, Site
 from .children.metadata import owner
 from .driver import Ask, KubeDriver
+from .events import Events, transitions
 from .kinds import SERVERS, SETS, Api, ApiError
 from .leases import LeaseMovedError, LeaseRecords
 from .member import Reach
@@ -70,6 +71,7 @@ class Space(Operator):
         self._leases = LeaseRecords(place.api, namespace, self._told, self._owners)
         operations = KubeOperations(place.api, namespace, place.folder)
         super().__init__(self._kube, self._leases, operations, Settings(home=place.folder))
+        self._events = Events(place.api)
         self.statuses = WorkQueue(self._report)
 
     @property
@@ -250,8 +252,8 @@ class Space(Operator):
         server = self.asked.get(name)
         if server is None:
             return
-        new = self._status(server)
-        if not worth_writing(self._written.get(name), new):
+        old, new = self._written.get(name), self._status(server)
+        if not worth_writing(old, new):
             return
         try:
             await asyncio.to_thread(self._api.apply, SERVERS, status_patch(server, new), MANAGER, subresource="status")
@@ -260,6 +262,7 @@ class Space(Operator):
                 return  # it is gone, or another one of that name: the watch will tell
             raise
         self._written[name] = new
+        await self._events.tell(server, transitions(old, new), now())
 
     def _status(self, server: InferenceServer) -> ServerStatus:
         group = self.groups.get(server.group)

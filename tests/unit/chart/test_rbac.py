@@ -2,8 +2,9 @@
 
 import helm_python
 import pytest
+import yaml
 
-from .rendering import SHAPES, Object, objects, of_kind, one
+from .rendering import ROOT, SHAPES, Object, objects, of_kind, one
 
 FORBIDDEN = {"secrets", "pods/exec", "pods/attach", "pods/portforward", "nodes", "roles", "rolebindings", "*"}
 
@@ -78,7 +79,7 @@ def test_the_operator_reads_servers_and_writes_their_status_alone() -> None:
         if group == "ebbtide.dev"
     }
     reads = {(kind, verb) for kind in ("inferenceservers", "kvcachepolicies") for verb in ("get", "list", "watch")}
-    assert ours == reads | {("inferenceservers/status", "patch"), ("kvcachepolicies/status", "patch")}
+    assert ours == reads | {("inferenceservers/status", "patch")}
 
 
 def test_bindings_name_the_operators_account() -> None:
@@ -111,3 +112,12 @@ def test_the_uninstall_hook_lists_and_deletes_servers_and_nothing_else() -> None
     servers = {("ebbtide.dev", "inferenceservers", "list"), ("ebbtide.dev", "inferenceservers", "delete")}
     assert rules(hook) == servers | {("", "pods", "list")}
     assert hook["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+
+
+def test_the_operator_may_do_exactly_what_it_may_in_the_tests_on_a_real_api_server() -> None:
+    tested = list(yaml.safe_load_all((ROOT / "tests/api/rbac.yaml").read_text()))
+    roles = {each["metadata"]["namespace"]: rules(each) for each in tested if each["kind"] == "Role"}
+    assert rules(one("Role", "ebbtide-operator", objects())) == roles["models"]
+    assert rules(one("Role", "ebbtide-operator-home", objects())) == roles["ebbtide-system"]
+    (callers,) = [rules(each) for each in tested if each["kind"] == "ClusterRole"]
+    assert rules(one("ClusterRole", "home-ebbtide-callers", objects())) == callers
