@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from tests.support.polling import eventually
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = os.environ.get("EBBTIDE_CLUSTER", "")
 SYSTEM, NAMESPACE = "ebbtide-system", "models"
+ASKED: set[tuple[str, str]] = set()
+"""The calls that all operators made so far, by verb and resource."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +118,27 @@ class OperatorProcess:
 
     def kill(self) -> None:
         """End it as a node that dies would."""
+        self._note_asked()
         self.killed = True
         self.process.kill()
         self.process.wait(10)
+
+    def metrics(self) -> str:
+        """Return its numbers, as Prometheus reads them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.health}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def _note_asked(self) -> None:
+        pattern = r'^ebbtide_api_requests_total{verb="(.+?)",resource="(.+?)"}'
+        ASKED.update(re.findall(pattern, self.metrics(), re.MULTILINE))
 
     def end(self) -> int:
         """End it as a kubelet would, and return its exit status; 0 where a test killed it before."""
         if self.killed:
             return 0
         if self.process.poll() is None:
+            self._note_asked()
             self.process.terminate()
         return self.process.wait(20)
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ def running(kubectl: Kubectl, tls: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def number(of: OperatorProcess, name: str) -> float:
-    text = urllib.request.urlopen(f"http://127.0.0.1:{of.health}/metrics", timeout=10).read().decode()
-    found = re.search(rf"^{name} (\S+)", text, re.MULTILINE)
+    found = re.search(rf"^{name} (\S+)", of.metrics(), re.MULTILINE)
     assert found
     return float(found[1])
 

@@ -6,6 +6,7 @@ Objects stay JSON. The client is used for what is hard: finding the cluster, cre
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ class ApiServer:
 
     def __init__(self, api_client: Any) -> None:
         self.writes = 0
+        self.asked: Counter[tuple[str, str]] = Counter()
+        """Calls by verb and resource, as roles name them; a watch is not among them, kopf makes those."""
         self._client = api_client
 
     @classmethod
@@ -43,10 +46,12 @@ class ApiServer:
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
         """See Api."""
+        self._note("get", kind)
         return self._ask("GET", kind.path(namespace, name))
 
     def list(self, kind: Kind, namespace: str, labels: str = "") -> tuple[Iterable[Json], str]:
         """See Api. The first chunk is read now, the others as they are asked for."""
+        self._note("list", kind)
         query = {"limit": str(CHUNK), **({"labelSelector": labels} if labels else {})}
         first = self._ask("GET", kind.path(namespace), query)
         return self._items(kind, namespace, query, first), _metadata(first, "resourceVersion")
@@ -61,23 +66,30 @@ class ApiServer:
 
     def create(self, kind: Kind, namespace: str, body: Json, name: str = "", subresource: str = "") -> Json:
         """See Api."""
+        self._note("create", kind, subresource)
         return self._ask("POST", kind.path(namespace, name, subresource), body=body)
 
     def replace(self, kind: Kind, namespace: str, name: str, body: Json) -> Json:
         """See Api."""
+        self._note("update", kind)
         return self._ask("PUT", kind.path(namespace, name), body=body)
 
     def apply(self, kind: Kind, body: Json, manager: str, *, subresource: str = "", dry_run: bool = False) -> Json:
         """See Api."""
+        self._note("patch", kind, subresource)
         query = {"fieldManager": manager, "force": "true", **({"dryRun": "All"} if dry_run else {})}
         path = kind.path(_metadata(body, "namespace"), _metadata(body, "name"), subresource)
         return self._ask("PATCH", path, query, body, _APPLY)
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, version: str = "") -> None:
         """See Api."""
+        self._note("delete", kind)
         wanted = {"uid": uid, **({"resourceVersion": version} if version else {})}
         body: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": wanted}
         self._ask("DELETE", kind.path(namespace, name), body=body)
+
+    def _note(self, verb: str, kind: Kind, subresource: str = "") -> None:
+        self.asked[verb, f"{kind.plural}/{subresource}" if subresource else kind.plural] += 1
 
     def _ask(
         self,

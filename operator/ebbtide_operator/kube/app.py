@@ -50,7 +50,9 @@ class App:
         self.watches = Watches(self.hub.seen, settings.watched)
         # Where our own namespace holds no servers, nothing of it is watched but our own Lease.
         self._home = Watches({LEASES: self.hub.see_lease}, (settings.namespace,), self.watches.counts)
-        self._health = Health(self.hub, self.leader, self.watches.counts, settings.silence, lambda: api.writes)
+        self._health = Health(
+            self.hub, self.leader, self.watches.counts, settings.silence, lambda: api.writes, api.asked
+        )
 
     async def run(self) -> int:
         """Run until a signal, or until something fails. Returns the exit status."""

@@ -17,13 +17,14 @@ from .lock import Leadership
 
 @dataclass(frozen=True)
 class Health:
-    """What is told. `silence` is how long (s) our own renewals may go unheard; `writes` counts calls that change."""
+    """What is told. `silence` is how long (s) our own renewals may go unheard; `asked` are calls by verb."""
 
     hub: Hub
     leader: Leadership
     events: Mapping[str, int]
     silence: float
     writes: Callable[[], int]
+    asked: Mapping[tuple[str, str], int]
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -64,6 +65,12 @@ class Health:
             "# HELP ebbtide_watch_events_total Events that the watch told, by kind",
             "# TYPE ebbtide_watch_events_total counter",
             *(f'ebbtide_watch_events_total{{kind="{kind}"}} {count}' for kind, count in sorted(self.events.items())),
+            "# HELP ebbtide_api_requests_total Calls of the API server, by verb and resource",
+            "# TYPE ebbtide_api_requests_total counter",
+            *(
+                f'ebbtide_api_requests_total{{verb="{verb}",resource="{resource}"}} {count}'
+                for (verb, resource), count in sorted(dict(self.asked).items())
+            ),
         ]
         return "\n".join(lines) + "\n"
 

@@ -106,7 +106,7 @@ def test_a_list_purges_what_the_watch_forgot() -> None:
 def test_a_dead_watch_is_told_to_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
     api = FakeApi()
     leader = Leadership(api, "system", "op-0")
-    health = Health(Hub(api, SITE, leader), leader, {"pods": 3}, 120.0, lambda: 5)
+    health = Health(Hub(api, SITE, leader), leader, {"pods": 3}, 120.0, lambda: 5, {("list", "pods"): 2})
     client = TestClient(health.app())
     assert client.get("/health").status_code == 200
     later = time.monotonic() + 121
@@ -123,8 +123,9 @@ def test_a_dead_watch_is_told_to_the_kubelet(monkeypatch: pytest.MonkeyPatch) ->
 def test_numbers_are_told_with_their_meaning() -> None:
     api = FakeApi()
     leader = Leadership(api, "system", "op-0")
-    text = Health(Hub(api, SITE, leader), leader, {"pods": 3}, 120.0, lambda: 5).exposition()
+    text = Health(Hub(api, SITE, leader), leader, {"pods": 3}, 120.0, lambda: 5, {("list", "pods"): 2}).exposition()
     assert "ebbtide_api_writes_total 5\n" in text
+    assert 'ebbtide_api_requests_total{verb="list",resource="pods"} 2\n' in text
     assert 'ebbtide_watch_events_total{kind="pods"} 3\n' in text
     named = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
     shown = {line.split("{")[0].split()[0] for line in text.splitlines() if not line.startswith("#")}
