@@ -121,3 +121,22 @@ def test_the_operator_may_do_exactly_what_it_may_in_the_tests_on_a_real_api_serv
     assert rules(one("Role", "ebbtide-operator-home", objects())) == roles["ebbtide-system"]
     (callers,) = [rules(each) for each in tested if each["kind"] == "ClusterRole"]
     assert rules(one("ClusterRole", "home-ebbtide-callers", objects())) == callers
+
+
+def documented(section: str) -> set[tuple[str, str]]:
+    """Return (resource, verb) of the table under a heading of docs/rbac.md."""
+    text = (ROOT / "docs/rbac.md").read_text().split(f"## {section}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    return {(name.strip(" `"), verb.strip()) for name, verbs in rows for verb in verbs.split(",")}
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "name"),
+    [
+        ("The operator, in each namespace with servers", "Role", "ebbtide-operator"),
+        ("The operator, at home", "Role", "ebbtide-operator-home"),
+        ("The operator, in the whole cluster", "ClusterRole", "home-ebbtide-callers"),
+    ],
+)
+def test_every_right_is_explained_in_the_docs(section: str, kind: str, name: str) -> None:
+    assert documented(section) == {(resource, verb) for _, resource, verb in rules(one(kind, name, objects()))}
