@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Ou
 from ebbtide_operator.queue import WorkQueue
 
 from .apply import Applier
-from .children import Problem, first_problem
+from .children import Problem, first_problem, pods_refused
 from .children.member import handoff_folder
 from .kinds import PODS, SETS, Api, ApiError
 from .member import PodMember, Reach, close_all
@@ -26,6 +27,8 @@ from .rollout import next_to_replace
 log = logging.getLogger("ebbtide.kube")
 RETRY = 1.0
 """Seconds until a server whose children's names are taken is looked at again."""
+PATIENCE = 10.0
+"""Seconds that a StatefulSet may take to make its pods; it takes none where nothing refuses them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class KubeDriver:
         self._members: dict[str, PodMember] = {}
         self._groups: dict[str, set[str]] = {}
         self._deleting: set[str] = set()
+        self._short: dict[str, float] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._queue = WorkQueue(self._sync)
 
@@ -73,6 +77,7 @@ class KubeDriver:
         if server is None:
             self._servers.pop(name, None)
             self.problems.pop(name, None)
+            self._short.pop(name, None)
         else:
             self._servers[name] = server
             self.sync(name)
@@ -187,11 +192,24 @@ class KubeDriver:
         problem = first_problem(server)
         if problem is None:
             problem = (await self._applier.apply(server, held=self._held(server.group))).problem
+        problem = problem or self._podless(server)
         self._tell(server, problem)
         if problem is not None and problem.reason == "NameTaken":
             self._queue.add_after(name, RETRY)
         if problem is None and not self._held(server.group):
             await self._roll(server)
+
+    def _podless(self, server: InferenceServer) -> Problem | None:
+        """Say that the StatefulSet does not get its pods. Nothing but its count tells: there is no pod to look at."""
+        found = self._applier.inventory.get((self._namespace, SETS.kind, server.name))
+        if found is None or not found.settled or found.made >= found.replicas:
+            self._short.pop(server.name, None)
+            return None
+        waited = time.monotonic() - self._short.setdefault(server.name, time.monotonic())
+        if waited < PATIENCE:
+            self._queue.add_after(server.name, PATIENCE - waited)
+            return None
+        return pods_refused(server.name, found.made, found.replicas)
 
     def _tell(self, server: InferenceServer, problem: Problem | None) -> None:
         if problem == self.problems.get(server.name):

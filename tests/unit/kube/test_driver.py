@@ -247,3 +247,40 @@ def test_sleepers_are_replaced_like_the_others_and_busy_ones_are_waited_for() ->
 def test_views_and_uids_of_given_servers_fit() -> None:
     assert state().instance.uid == "uid-tiny-0"
     assert server().metadata.uid == UID
+
+
+def set_pods(stage: Stage, made: int, wanted: int = 2) -> None:
+    found = stage.inventory.get((NS, "StatefulSet", "tiny"))
+    assert found is not None
+    stage.inventory.see(replace(found, made=made, replicas=wanted, settled=True, version=found.version + 1))
+
+
+def test_pods_that_are_refused_are_a_problem_with_a_next_step_until_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ebbtide_operator.kube.driver.PATIENCE", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server(replicas=2)})
+        await until(lambda: stage.inventory.get((NS, "StatefulSet", "tiny")))
+        set_pods(stage, made=1)
+        await until(lambda: stage.driver.problems)
+        problem = stage.driver.problems["tiny"]
+        assert problem.reason == "PodsRefused"
+        assert "has 1 of 2 pods" in problem.message
+        assert "kubectl describe statefulset tiny" in problem.message
+        set_pods(stage, made=2)
+        await until(lambda: not stage.driver.problems)
+
+    play(scene)
+
+
+def test_pods_that_are_still_being_made_are_no_problem() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server(replicas=2)})
+        await until(lambda: stage.inventory.get((NS, "StatefulSet", "tiny")))
+        set_pods(stage, made=0)
+        await until(lambda: "tiny" in stage.driver._short)
+        assert stage.driver.problems == {}
+        stage.driver.want({})
+        assert stage.driver._short == {}
+
+    play(scene)

@@ -10,11 +10,11 @@ from ebbtide_api.server import InferenceServer
 from ..names import DIGEST, Json
 from .member import config_map
 from .network import client_service, headless_service, network_policy
-from .problems import Problem, first_problem
+from .problems import Problem, first_problem, pods_refused
 from .site import Site
 from .workload import disruption_budget, stateful_set
 
-__all__ = ["Problem", "Site", "children", "digest", "first_problem"]
+__all__ = ["Problem", "Site", "children", "digest", "first_problem", "pods_refused"]
 
 
 def children(server: InferenceServer, site: Site, replicas: int | None = None) -> tuple[Json, ...]:

@@ -115,3 +115,12 @@ CHECKS: tuple[Check, ...] = (
 def first_problem(server: InferenceServer) -> Problem | None:
     """Return the first thing that is wrong, or None."""
     return next((problem for check in CHECKS if (problem := check(server))), None)
+
+
+def pods_refused(name: str, made: int, wanted: int) -> Problem:
+    """Return the problem of a StatefulSet whose pods the API server does not take."""
+    return Problem(
+        "PodsRefused",
+        f"StatefulSet {name} has {made} of {wanted} pods: something refuses them, often a ResourceQuota or an admission"
+        f" webhook. `kubectl describe statefulset {name}` says what. Raise the quota, or ask for less.",
+    )
