@@ -64,6 +64,8 @@ class FakeClient:
         self.requests = 0
         self.version = "0"
         self.dead = False
+        self.hangs: str | None = None
+        """The call that is never answered, as those are that were open when the core was killed."""
         self.draining = asyncio.Event()
         self.draining.set()
 
@@ -72,14 +74,21 @@ class FakeClient:
         if self.dead:
             raise RuntimeError("EngineCore died")
 
+    async def _may_hang(self, name: str) -> None:
+        if name == self.hangs:
+            self.dead = True
+            await asyncio.Event().wait()
+
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         self._call(f"pause {mode} {clear_cache}")
+        await self._may_hang("pause_generation")
         self.paused = True
         if mode == "wait":
             await self.draining.wait()
 
     async def resume_generation(self) -> None:
         self._call("resume")
+        await self._may_hang("resume_generation")
         self.paused = False
 
     async def is_paused(self) -> bool:
@@ -87,17 +96,20 @@ class FakeClient:
 
     async def sleep(self, level: int, mode: str) -> None:
         self._call(f"sleep {level} {mode}")
+        await self._may_hang("sleep")
         for rank in self.ranks:
             rank.sleep(level)
 
     async def wake_up(self, tags: list[str]) -> bool:
         self._call(f"wake {tags}")
+        await self._may_hang("wake_up")
         for rank in self.ranks:
             rank.wake(tags)
         return all((rank.weights, rank.kv) == (Weights.RESIDENT, KV.RESIDENT) for rank in self.ranks)
 
     async def collective_rpc(self, method: str, *, args: tuple[Any, ...]) -> list[dict[str, Any]]:
         self._call(method)
+        await self._may_hang("collective_rpc")
         return [self._rank(rank, method, args) for rank in self.ranks]
 
     def _rank(self, rank: Rank, method: str, args: tuple[Any, ...]) -> dict[str, Any]:
@@ -113,6 +125,7 @@ class FakeClient:
 
     async def update_weight_version(self, new_version: str) -> None:
         self._call(f"version {new_version}")
+        await self._may_hang("update_weight_version")
         self.version = new_version
 
 
@@ -130,6 +143,9 @@ class FakeAdapter:
     async def reset_caches(self, client: Any) -> bool:
         self.resets += 1
         return not self.refuses
+
+    def dead(self, client: FakeClient) -> bool:
+        return client.dead
 
     def unfinished(self, client: FakeClient) -> int:
         client.requests = max(0, client.requests - 1)

@@ -113,6 +113,11 @@ async def reset_caches(client: Any) -> bool:
     return not kept
 
 
+def dead(client: Any) -> bool:
+    """Whether the engine's core has died, as vLLM's monitor of its process saw."""
+    return bool(client.errored)
+
+
 def unfinished(client: Any) -> int:
     """Return how many requests the engine still owes an end."""
     return int(client.get_num_unfinished_requests())

@@ -6,15 +6,17 @@ No call has a timeout: replies of vLLM's executor carry no id, so the call after
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.state import KV, EngineState, RankState, Weights
 
 PAUSE_MODES = ("wait", "abort", "keep")
 TAGS = ("weights", "kv_cache")
+T = TypeVar("T")
+_DEATH_POLL_S = 0.1
 _SETTLE_S = 0.005
 _SETTLE_ROUNDS = 200
 
@@ -50,6 +52,9 @@ class Adapter(Protocol):
     async def reset_caches(self, client: Any) -> bool:
         """Forget all that was computed with other weights; False when it could not."""
 
+    def dead(self, client: Any) -> bool:
+        """Whether the engine's core has died."""
+
     def unfinished(self, client: Any) -> int:
         """Count requests."""
 
@@ -74,7 +79,7 @@ class Control:
         if mode not in PAUSE_MODES:
             raise EbbtideError(ErrorCode.INVALID_MODE, f"There is no mode {mode!r}.", modes=list(PAUSE_MODES))
         async with _named("pause"):
-            await self._client.pause_generation(mode=mode, clear_cache=clear_cache)
+            await self._heard(self._client.pause_generation(mode=mode, clear_cache=clear_cache))
         if mode != "keep":
             await self._until_idle()
         return await self.state()
@@ -91,7 +96,7 @@ class Control:
         async with self._alone("resume"):
             ranks = await self._ranks("ebbtide_state")
             self._require_whole(ranks)
-            await self._client.resume_generation()
+            await self._heard(self._client.resume_generation())
             return await self._engine(ranks)
 
     async def sleep(self, level: int) -> EngineState:
@@ -102,7 +107,7 @@ class Control:
             prepared = await self._ranks("ebbtide_prepare", level)
             if failures := _failures(prepared):
                 raise EbbtideError(ErrorCode.HOST_MEMORY_INSUFFICIENT, f"No parked copy: {failures[0]}", ranks=failures)
-            await self._client.sleep(level=level, mode="abort")
+            await self._heard(self._client.sleep(level=level, mode="abort"))
             return await self._after("sleep")
 
     async def wake(self, tag: str) -> EngineState:
@@ -110,7 +115,7 @@ class Control:
         if tag not in TAGS:
             raise EbbtideError(ErrorCode.INVALID_TAG, f"There is no tag {tag!r}.", tags=list(TAGS))
         async with self._alone("wake"):
-            await self._client.wake_up([tag])
+            await self._heard(self._client.wake_up([tag]))
             return await self._after("wake")
 
     async def park(self) -> EngineState:
@@ -130,10 +135,10 @@ class Control:
             ranks = await self._ranks("ebbtide_state")
             if not all(_has_loaded(rank.state, version) for rank in ranks):
                 raise EbbtideError(ErrorCode.WEIGHTS_NOT_COMMITTED, f"Version {version} is not loaded on every rank.")
-            if not await self._adapter.reset_caches(self._client):
+            if not await self._heard(self._adapter.reset_caches(self._client)):
                 raise EbbtideError(ErrorCode.ILLEGAL_TRANSITION, "Requests still use the prefix cache: pause first.")
             await self._ranks("ebbtide_commit", version)
-            await self._client.update_weight_version(str(version))
+            await self._heard(self._client.update_weight_version(str(version)))
             return await self._after("commit")
 
     def _require_whole(self, ranks: Sequence[_Reply]) -> None:
@@ -152,18 +157,27 @@ class Control:
 
     async def _ranks(self, method: str, *arguments: Any) -> list[_Reply]:
         async with _named(method):
-            answers = await self._client.collective_rpc(method, args=arguments)
+            answers = await self._heard(self._client.collective_rpc(method, args=arguments))
             return [_Reply(answer) for answer in answers]
 
     async def _engine(self, ranks: Sequence[_Reply]) -> EngineState:
         async with _named("state"):
             return EngineState(
                 ranks=[reply.state for reply in ranks],
-                paused=await self._client.is_paused(),
+                paused=await self._heard(self._client.is_paused()),
                 weight_version=min(reply.state.version for reply in ranks),
                 kv_blocks=self._adapter.kv_blocks(self._client),
                 unfinished=self._adapter.unfinished(self._client),
             )
+
+    async def _heard(self, call: Awaitable[T]) -> T:
+        """Await vLLM's answer, or its death: a call that was open when the core was killed is never answered."""
+        task = asyncio.ensure_future(call)
+        while not (await asyncio.wait({task}, timeout=_DEATH_POLL_S))[0]:
+            if self._adapter.dead(self._client):
+                task.cancel()
+                raise EbbtideError(ErrorCode.ENGINE_FAULTED, "The engine's core died.")
+        return task.result()
 
     @asynccontextmanager
     async def _alone(self, verb: str) -> AsyncIterator[None]:

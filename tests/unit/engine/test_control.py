@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
@@ -255,3 +255,31 @@ def test_memory_verbs_run_one_at_a_time() -> None:
     order = ["sleep 1 abort", "wake ['weights']", "wake ['kv_cache']"]
     assert [call for call in calls if call in order] == order
     assert calls.index("wake ['weights']") > calls.index("ebbtide_state")
+
+
+@pytest.mark.parametrize(
+    ("call", "verb"),
+    [
+        ("collective_rpc", lambda control: control.reload("/good", 1)),
+        ("collective_rpc", lambda control: control.state()),
+        ("pause_generation", lambda control: control.pause("wait", True)),
+        ("resume_generation", lambda control: control.resume()),
+        ("sleep", lambda control: control.sleep(1)),
+        ("wake_up", lambda control: control.wake("weights")),
+        ("update_weight_version", lambda control: control.commit(0)),
+    ],
+)
+def test_a_core_that_is_killed_in_a_call_answers_it(
+    call: str, verb: Callable[[Control], Coroutine[Any, Any, EngineState]]
+) -> None:
+    """vLLM's client leaves such a call open, and its server then waits for the call before it ends."""
+
+    async def killed() -> EngineState:
+        control, client, _ = make()
+        client.hangs = call
+        async with asyncio.timeout(5):
+            return await verb(control)
+
+    error = refused(killed())
+    assert error.code is ErrorCode.ENGINE_FAULTED
+    assert "died" in error.message
