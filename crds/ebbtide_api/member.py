@@ -13,6 +13,9 @@ from pydantic import Field
 from .base import Message
 from .verbs import Canary
 
+RECEIVED = "handoff"
+"""The folder of a member's memory in which streamed weights are received."""
+
 
 class Engine(StrEnum):
     """The device an engine runs on."""
@@ -77,6 +80,11 @@ class MemberConfig(Message):
     def weights_dir(self) -> str:
         """Where the member's own, checked copies of published weights lie, one folder a version."""
         return f"{self.memory}/weights"
+
+    @property
+    def received_dir(self) -> str:
+        """Where weights that were streamed to the member lie, one folder a version, until it has its own copy."""
+        return f"{self.memory}/{RECEIVED}"
 
     @property
     def secret_path(self) -> str:

@@ -141,8 +141,8 @@ def _values(server: InferenceServer) -> Iterator[Refusal]:
         yield "spec.model.source", f"models are not fetched from a hub yet: give the path of a folder ({hint})"
     if spec.awake_replicas is not None and spec.awake_replicas < spec.replicas:
         yield "spec.awakeReplicas", "replicas sleep and wake together in this version; use power: Asleep"
-    if spec.weights.handoff in (Handoff.STREAM, Handoff.DISK):
-        yield "spec.weights.handoff", f"{spec.weights.handoff} comes later; use SharedMemory, or None"
+    if spec.weights.handoff is Handoff.DISK:
+        yield "spec.weights.handoff", "Disk comes later; use SharedMemory, Stream, or None"
 
 
 def _engine(server: InferenceServer) -> Iterator[Refusal]:

@@ -68,7 +68,10 @@ class SleepRequest(Message):
 
 
 class WeightsSource(Message):
-    """Where published weights lie: a folder with `manifest.json` and the files it names."""
+    """Where published weights lie: a folder with `manifest.json` and the files it names.
+
+    A relative path is one in the member's own memory, where streamed weights are received.
+    """
 
     path: str
 
@@ -205,7 +208,11 @@ class LeaseRequest(Message):
 
 
 class Lease(Reading):
-    """A place in a group's queue, or the group itself."""
+    """A place in a group's queue, or the group itself.
+
+    `handoff` is where members look for published weights; with `streams` they are sent to the gateway, which puts
+    them there; without, the trainer writes into that folder.
+    """
 
     id: str
     group: str
@@ -216,6 +223,7 @@ class Lease(Reading):
     ttl_seconds: float
     expires_in: float | None = None
     handoff: str = ""
+    streams: bool = False
 
 
 class LendRequest(Message):

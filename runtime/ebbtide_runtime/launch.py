@@ -136,7 +136,8 @@ class Launcher:
         request = self._board.requested()
         family = self._family()
         pids = [each.pid for each in family]
-        host = measure.folder(self._member.park_dir) + measure.folder(self._member.weights_dir)
+        member = self._member
+        host = measure.folder(member.park_dir, member.weights_dir, member.received_dir)
         self._board.publish(request, self._reader.used(pids) if pids else 0, host, len(pids))
         self._answered = request
         if time.monotonic() >= self._next_look:

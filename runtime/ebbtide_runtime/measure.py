@@ -133,19 +133,32 @@ class CudaMemory:
         return int(self._nvml.nvmlDeviceGetMemoryInfo(device).used) if pids else 0
 
 
-def folder(path: str | os.PathLike[str]) -> int:
-    """Return the bytes that the files of a folder take, with its subfolders; 0 when it is not there."""
+def folder(*paths: str | os.PathLike[str]) -> int:
+    """Return the bytes that the files of folders take, with their subfolders; 0 for one that is not there.
+
+    A file with two names is counted once: what was received is also the member's own copy, once it is checked.
+    """
+    seen: set[int] = set()
+    return sum(_folder(path, seen) for path in paths)
+
+
+def _folder(path: str | os.PathLike[str], seen: set[int]) -> int:
     try:
         with os.scandir(path) as entries:
-            return sum(_entry(entry) for entry in entries)
+            return sum(_entry(entry, seen) for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
-def _entry(entry: os.DirEntry[str]) -> int:
+def _entry(entry: os.DirEntry[str], seen: set[int]) -> int:
     try:
         if entry.is_dir(follow_symlinks=False):
-            return folder(entry.path)
-        return entry.stat(follow_symlinks=False).st_blocks * 512
+            return _folder(entry.path, seen)
+        found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return 0
+    if found.st_nlink > 1:
+        if found.st_ino in seen:
+            return 0
+        seen.add(found.st_ino)
+    return found.st_blocks * 512

@@ -44,7 +44,7 @@ FILES: dict[str, tuple[str, list[str]]] = {
         without(sleep={"drain": {"mode": "Later"}}),
         ["server.yaml:", "spec.sleep.drain.mode", "Wait", "Abort"],
     ),
-    "not honoured yet": (without(weights={"handoff": "Stream"}), ["spec.weights.handoff", "SharedMemory"]),
+    "not honoured yet": (without(weights={"handoff": "Disk"}), ["spec.weights.handoff", "SharedMemory"]),
     "our flag": (without(**engine(extraArgs=["--port=1"])), ["spec.engine.extraArgs", "--port", "spec.engine.port"]),
     "our flag, vLLM's other spelling": (without(**engine(extraArgs=["--worker_cls=x"])), ["--worker-cls"]),
     "our variable": (

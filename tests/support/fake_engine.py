@@ -22,6 +22,7 @@ from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.member import MemberConfig
 from ebbtide_api.state import KV, Weights
 from ebbtide_api.verbs import SECRET
+from ebbtide_runtime.measure import folder
 from ebbtide_runtime.native import Field, Gate, Measurement, Page, process_start
 
 from tests.support.fake_ranks import BASE, Fleet
@@ -179,9 +180,7 @@ class FakeEngine:
         now = (request, self.used)
         if not self.measures or now == self._measured:
             return
-        folder = Path(self.config.weights_dir)
-        copies = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
-        host = self.fleet.parked_bytes + copies
+        host = self.fleet.parked_bytes + folder(self.config.weights_dir, self.config.received_dir)
         processes = 0 if self.process is None else 1
         self.page.publish(Measurement(request, time.monotonic_ns(), self.used, host, processes))
         self._measured = now

@@ -20,6 +20,7 @@ from .keeper import Keeper
 from .member import Member
 from .metrics import Metrics
 from .observer import Observer
+from .receive import Receiver
 from .settings import Settings
 from .steps import ACTIONS
 from .store import Store
@@ -37,6 +38,7 @@ class Agent:
     executor: Executor
     observer: Observer
     board: Board
+    receiver: Receiver
 
     def __init__(self, config: MemberConfig, settings: Settings) -> None:
         self._config = config
@@ -56,6 +58,8 @@ class Agent:
         engine = EngineClient(_engine_url(config), self._secret)
         self.member = Member(config, self._settings, page, self._store, engine, keeper)
         self.member.publish_epoch()
+        self.receiver = Receiver(Path(config.received_dir), self._settings.upload_idle_s)
+        await asyncio.to_thread(self.receiver.clean)
         self.executor = Executor(self.member, ACTIONS.__getitem__, self.metrics)
         self.board = Board(self.member, lambda: self.executor.current)
         self.member.changed = self._tell
@@ -67,6 +71,7 @@ class Agent:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            self.receiver.close()
             await self.executor.close()
             await self.observer.close()
             keeper.close()

@@ -3,6 +3,7 @@
 POST /v1/{verb}                        202 Operation, or 200 when it is done already
 GET  /v1/operations/{id}?wait=SECONDS  200 Operation
 GET  /v1/state?wait_version=N&wait=S   200 StateVector; with wait_version, once its version is above N
+     /v1/weights/{version}...          streamed weights: see uploads
 GET  /health                           200 while the agent watches, whatever its engine does; else 503
 GET  /metrics                          Prometheus
 """
@@ -22,6 +23,7 @@ from starlette.exceptions import HTTPException
 from .agent import Agent
 from .auth import Callers
 from .http import MAX_BODY, MAX_WAIT_S, parse_call, parse_number, parse_seconds, parse_verb
+from .uploads import UploadRoutes
 
 _STATE_WAIT = "25"
 _STUCK_S = 10.0
@@ -120,6 +122,7 @@ def build(agent: Agent, bearer: Callers) -> FastAPI:
     app.add_api_route("/v1/state", routes.state, methods=["GET"])
     app.add_api_route("/v1/operations/{key}", routes.operation, methods=["GET"])
     app.add_api_route("/v1/{verb}", routes.verb, methods=["POST"])
+    UploadRoutes(agent, bearer).add_to(app)
     for kind in (EbbtideError, HTTPException, Exception):
         app.add_exception_handler(kind, routes.failed)
     return app

@@ -123,7 +123,7 @@ class Executor:
 
     async def submit(self, call: Call) -> Operation:
         """Accept a call, or return what the same call was answered. Raises EbbtideError when it is refused."""
-        await self._fence(call.epoch)
+        await self.fence(call.epoch)
         same = await self._same(call)
         if same is not None:
             return same
@@ -140,7 +140,8 @@ class Executor:
         slot.accepted.set_result(operation)
         return operation
 
-    async def _fence(self, epoch: int) -> None:
+    async def fence(self, epoch: int) -> None:
+        """Keep the highest epoch seen. Raises STALE_EPOCH for a lower one."""
         store = self._member.store
         if epoch > store.memory.epoch:
             # Durable before anything is done in its name: a restarted agent must still refuse the holder before.

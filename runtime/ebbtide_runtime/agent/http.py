@@ -45,10 +45,10 @@ def parse_call(verb: Verb, headers: Mapping[str, str], data: bytes) -> Call:
     )
 
 
-def parse_body(kind: type[Body], data: bytes) -> Body:
+def parse_body(kind: type[Body], data: bytes, most: int = MAX_BODY) -> Body:
     """Return a body; an empty one is an empty object. Raises INVALID_REQUEST."""
-    if len(data) > MAX_BODY:
-        raise EbbtideError(ErrorCode.INVALID_REQUEST, f"the body is larger than {MAX_BODY} bytes")
+    if len(data) > most:
+        raise EbbtideError(ErrorCode.INVALID_REQUEST, f"the body is larger than {most} bytes")
     try:
         return kind.model_validate_json(data or b"{}")
     except ValidationError as error:

@@ -48,6 +48,8 @@ class Settings:
     """Mapping the KV cache again."""
     ingest_s: float = 60.0
     """Checking and copying a published version, besides the time its bytes need."""
+    upload_idle_s: float = 120.0
+    """How long a sender of weights may be silent before what it sent is thrown away."""
     reload_s: float = 60.0
     """Loading weights into the engine, besides the time their bytes need."""
     slowest_bytes_s: float = float(64 << 20)

@@ -55,6 +55,34 @@ def test_the_copy_is_ours_alone(tmp_path: Path) -> None:
     assert (outcome.path / FILE).stat().st_mode & 0o777 == 0o600
 
 
+def test_what_only_we_write_gets_another_name_instead_of_a_copy(tmp_path: Path) -> None:
+    source = publish(tmp_path / "handoff", 7)
+    outcome = run(job(tmp_path, source, received=tmp_path / "handoff", room=0))
+    assert isinstance(outcome, Ingested)
+    assert (outcome.path / FILE).samefile(source / FILE)
+    assert (outcome.path / FILE).stat().st_nlink == 2
+    assert outcome.path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_what_only_we_write_is_checked_like_a_copy(tmp_path: Path, place: int) -> None:
+    source = publish(tmp_path / "handoff", 7)
+    data = bytearray((source / FILE).read_bytes())
+    data[place] ^= 1
+    (source / FILE).write_bytes(data)
+    outcome = run(job(tmp_path, source, received=tmp_path / "handoff"))
+    assert isinstance(outcome, Bad)
+    assert outcome.reason is Reason.CHECKSUM_MISMATCH
+    assert left(tmp_path) == []
+
+
+def test_what_lies_elsewhere_is_copied(tmp_path: Path) -> None:
+    source = publish(tmp_path / "published", 7)
+    outcome = run(job(tmp_path, source, received=tmp_path / "handoff"))
+    assert isinstance(outcome, Ingested)
+    assert not (outcome.path / FILE).samefile(source / FILE)
+
+
 def test_a_copy_that_was_never_committed_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "weights" / "v7").mkdir(parents=True)
     (tmp_path / "weights" / "v7" / "old").write_text("old")

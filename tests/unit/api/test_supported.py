@@ -35,6 +35,7 @@ HONOURED: list[dict[str, Any]] = [
     {"spec__colocation": {"devices": {"env": "CUDA_VISIBLE_DEVICES"}}},
     {"spec__weights": {"handoff": "SharedMemory", "canary": {"prompt": "hi", "tokens": 1}}},
     {"spec__weights": {"handoff": "None"}},
+    {"spec__weights": {"handoff": "Stream"}},
     {"metadata__namespace": "default"},
 ]
 
@@ -60,7 +61,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec__sleep": {"idle": {"after": "10m"}}}, "spec.sleep.idle"),
     ({"spec__sleep": {"wakeOnRequest": False}}, "spec.sleep.wakeOnRequest"),
     ({"spec__colocation": {"devices": {"claim": "gpus"}}}, "spec.colocation.devices.claim"),
-    ({"spec__weights": {"handoff": "Stream"}}, "spec.weights.handoff"),
     ({"spec__weights": {"handoff": "Disk"}}, "spec.weights.handoff"),
     ({"spec__role": "Prefill"}, "spec.role"),
     ({"spec__cachePolicy": {"name": "default"}}, "spec.cachePolicy"),

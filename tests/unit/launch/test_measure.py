@@ -162,6 +162,16 @@ class TestFolder:
         (tmp_path / "file").touch()
         assert folder(tmp_path / "file") == 0
 
+    def test_a_file_with_two_names_is_counted_once(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "a/one").write_bytes(b"x" * MIB)
+        alone = folder(tmp_path / "a")
+        (tmp_path / "b/two").hardlink_to(tmp_path / "a/one")
+        assert folder(tmp_path / "a", tmp_path / "b") == folder(tmp_path) == alone
+        (tmp_path / "b/three").write_bytes(b"x" * MIB)
+        assert folder(tmp_path / "a", tmp_path / "b", tmp_path / "c") > 1.5 * alone
+
     def test_links_are_not_followed(self, tmp_path: Path) -> None:
         (tmp_path / "inside").mkdir()
         (tmp_path / "inside/loop").symlink_to("..")  # short: a long one takes a block of its own

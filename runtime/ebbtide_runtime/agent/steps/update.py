@@ -81,12 +81,14 @@ class BeginUpdate(Action[BeginUpdateRequest]):
         await tidy(member)
         held = (await fresh_measurement(member)).host_bytes
         job = Ingest(
-            source=Path(self.body.source.path),
+            # A relative path is in our own memory: what was streamed to us.
+            source=Path(member.config.memory, self.body.source.path),
             weights_dir=Path(member.config.weights_dir),
             version=self.body.version,
             expected=expected,
             room=room(member, held),
             cancel=threading.Event(),
+            received=Path(member.config.received_dir),
         )
         running.progress = "checking and copying"
         seconds = running.clip(member.settings.ingest_s + member.settings.bytes_s(job.room))
