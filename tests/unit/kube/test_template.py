@@ -165,6 +165,48 @@ def test_a_problem_is_named_with_the_next_step(spec: Any, reason: str, says: str
     assert problem.message.endswith(".") or reason == "TemplateInvalid"
 
 
+def handed(kind: str, **spec: Any) -> Any:
+    """A template whose hand-off volume is of a kind."""
+    return {"spec": {"volumes": [{"name": "ebbtide-handoff", kind: {}}], **spec}}
+
+
+APART = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}],
+    }
+}
+ZONES = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "topology.kubernetes.io/zone"}, "odd"],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("handoff", "replicas", "template", "says"),
+    [
+        ("SharedMemory", 1, handed("emptyDir"), "every pod has for itself"),
+        ("Disk", 1, handed("emptyDir"), "emptyDir"),
+        ("SharedMemory", 1, handed("ephemeral"), "ephemeral"),
+        ("SharedMemory", 2, handed("hostPath", affinity=APART), "podAntiAffinity keeps the 2 engines"),
+        ("SharedMemory", 1, handed("hostPath", affinity=APART), ""),
+        ("SharedMemory", 2, handed("hostPath", affinity=ZONES), ""),
+        ("SharedMemory", 2, handed("hostPath", affinity={"podAntiAffinity": 5}), ""),
+        ("SharedMemory", 2, handed("persistentVolumeClaim", affinity=APART), ""),
+        ("Disk", 2, handed("hostPath", affinity=APART), ""),
+        ("Stream", 2, handed("emptyDir"), ""),
+    ],
+)
+def test_shared_memory_is_refused_where_trainer_and_engines_cannot_meet(
+    handoff: str, replicas: int, template: Any, says: str
+) -> None:
+    problem = first_problem(server(weights={"handoff": handoff}, replicas=replicas, template=template))
+    assert (problem is not None) == bool(says), problem
+    if problem is not None:
+        assert (problem.reason, says in problem.message) == ("HandoffOutOfReach", True)
+        assert problem.message.endswith("or handoff Stream.")
+
+
 def test_a_template_of_any_shape_never_breaks_the_builder() -> None:
     for broken in ({"spec": 1}, {"spec": {"containers": 5}}, {"metadata": "x"}, {"spec": {"volumes": [1]}}):
         assert children(server(template=broken), SITE)

@@ -11,6 +11,7 @@ from ebbtide_api.server import Handoff, InferenceServer
 from ..names import AGENT_PORT, HANDOFF_VOLUME, PROBE_PORT
 from .member import handoff_of
 from .pod import has_handoff_volume, patch, template
+from .shared import out_of_reach
 from .site import Site
 from .sizes import sizes
 
@@ -57,6 +58,14 @@ def _handoff(server: InferenceServer) -> Problem | None:
     return Problem(
         "HandoffVolumeMissing", f"{how} Add a volume named {HANDOFF_VOLUME} to spec.template, or use handoff Stream."
     )
+
+
+def _reach(server: InferenceServer) -> Problem | None:
+    if not (why := out_of_reach(server)):
+        return None
+    handoff = server.spec.weights.handoff
+    message = f"weights.handoff {handoff} cannot work: {why}. Use a volume claim, or handoff Stream."
+    return Problem("HandoffOutOfReach", message)
 
 
 def _template(server: InferenceServer) -> Problem | None:
@@ -108,6 +117,7 @@ CHECKS: tuple[Check, ...] = (
     _port,
     _template,  # before what looks into the template
     _handoff,
+    _reach,
     _room,
 )
 
