@@ -79,7 +79,7 @@ def _start_of(operator: Operator, pid: int | None) -> int:
 
 def view_of(operator: Operator, group: Group, lease_id: str) -> Lease:
     """Return a lease as callers see it. Raises NOT_FOUND."""
-    found = lease_view(group, lease_id, operator.driver.handoff(group.record.group))
+    found = lease_view(operator, group, lease_id)
     if found is None:
         message = f"group {group.record.group} knows no lease {lease_id}"
         raise EbbtideError(ErrorCode.NOT_FOUND, message, lease=lease_id)

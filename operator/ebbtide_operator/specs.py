@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
-from ebbtide_api.member import Engine, MemberConfig
-from ebbtide_api.server import InferenceServer, Power
+from ebbtide_api.member import RECEIVED, Engine, MemberConfig
+from ebbtide_api.server import Handoff, InferenceServer, Power
 from ebbtide_api.supported import require_supported
 
 from .drive.layout import Layout
@@ -32,6 +32,11 @@ def device_of(server: InferenceServer) -> str:
     """Return the name of the server's device."""
     devices = server.spec.colocation.devices
     return f"gpu:{devices.env}" if devices and devices.env else "cpu0"
+
+
+def is_streamed(server: InferenceServer) -> bool:
+    """Say whether weights are sent to the server's agents; locally that is not the default."""
+    return server.spec.weights.handoff is Handoff.STREAM
 
 
 def budget_of(server: InferenceServer) -> int:
@@ -72,7 +77,7 @@ def member_config(server: InferenceServer, ordinal: int, layout: Layout, *, uid:
         ordinal=ordinal,
         home=str(layout.member(name)),
         memory=str(layout.member_memory(name)),
-        handoff=str(layout.handoff(server.group)),
+        handoff=str(layout.member_memory(name) / RECEIVED if is_streamed(server) else layout.handoff(server.group)),
         data_port=spec.engine.port + ordinal,
         agent_port=agent_port,
         engine=engine_of(server),
@@ -100,6 +105,7 @@ def check(servers: Mapping[str, InferenceServer], new: Iterable[InferenceServer]
         _require_model(server)
     _require_distinct_ports(servers)
     _require_one_budget(servers)
+    _require_one_handoff(servers)
 
 
 def _require_model(server: InferenceServer) -> None:
@@ -126,6 +132,18 @@ def _require_one_budget(servers: Mapping[str, InferenceServer]) -> None:
         if budget_of(first) != budget_of(server):
             message = f"{first.name} and {server.name} share a device and say different things of its memory"
             field = "spec.colocation.devices.cpu.memory"
+            raise EbbtideError(ErrorCode.INVALID_REQUEST, f"{message}: {field}", field=field, server=server.name)
+
+
+def _require_one_handoff(servers: Mapping[str, InferenceServer]) -> None:
+    ways: dict[str, InferenceServer] = {}
+    for server in servers.values():
+        if server.spec.weights.handoff is Handoff.NONE:
+            continue
+        first = ways.setdefault(server.group, server)
+        if is_streamed(first) != is_streamed(server):
+            field = "spec.weights.handoff"
+            message = f"{first.name} and {server.name} share group {server.group}, and its weights come in one way"
             raise EbbtideError(ErrorCode.INVALID_REQUEST, f"{message}: {field}", field=field, server=server.name)
 
 

@@ -14,13 +14,13 @@ from .plan import LeaseRecord, MemberView, TrainerView
 from .plan.memory import Device, devices
 
 
-def lease_view(group: Group, lease_id: str, handoff: str) -> Lease | None:
+def lease_view(operator: Operator, group: Group, lease_id: str) -> Lease | None:
     """Return a lease by its id, or None."""
     lease = group.record.find(lease_id)
-    return _lease(group, lease, handoff) if lease else None
+    return _lease(operator, group, lease) if lease else None
 
 
-def _lease(group: Group, lease: LeaseRecord, handoff: str) -> Lease:
+def _lease(operator: Operator, group: Group, lease: LeaseRecord) -> Lease:
     ids = [waiting.id for waiting in group.record.queue]
     alive = lease not in group.record.past
     heard = group.renewed.get(lease.id)
@@ -34,21 +34,22 @@ def _lease(group: Group, lease: LeaseRecord, handoff: str) -> Lease:
         position=ids.index(lease.id) + 1 if lease.stage is LeaseStage.QUEUED else 0,
         ttl_seconds=lease.ttl_seconds,
         expires_in=left,
-        handoff=handoff,
+        handoff=operator.driver.handoff(group.record.group),
+        streams=operator.driver.streams(group.record.group),
     )
 
 
 def group_view(operator: Operator, group: Group, trainer: TrainerView | None) -> GroupState:
     """Return who owns a group's devices, who waits, and what is used of them."""
-    record, handoff = group.record, operator.driver.handoff(group.record.group)
+    record = group.record
     used = devices(operator.world(group, trainer))
     return GroupState(
         name=record.group,
         owner=record.owner,
         epoch=record.epoch,
         servers=[server.name for server in operator.servers_of(record.group)],
-        lease=_lease(group, record.lease, handoff) if record.lease else None,
-        queue=[_lease(group, waiting, handoff) for waiting in record.queue],
+        lease=_lease(operator, group, record.lease) if record.lease else None,
+        queue=[_lease(operator, group, waiting) for waiting in record.queue],
         devices=[_device(device) for device in used.values()],
     )
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from ebbtide_api.errors import ErrorBody
-from ebbtide_api.server import InferenceServer
+from ebbtide_api.server import Handoff, InferenceServer
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import OperationStatus
+from ebbtide_operator.drive.agents import AgentClient
 from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
 
 from tests.support.fake_member import FakeMember
@@ -26,6 +27,7 @@ class FakeDriver:
         self.published: set[str] = set()
         self.retired: list[tuple[str, int]] = []
         self.stopped: bool | None = None
+        self.reached: dict[str, AgentClient] = {}
         self._busy: dict[str, str] = {}
         self._outcomes: dict[str, list[Outcome]] = {}
         self._servers: Mapping[str, InferenceServer] = {}
@@ -67,6 +69,12 @@ class FakeDriver:
 
     def handoff(self, group: str) -> str:
         return f"/memory/handoff/{group}"
+
+    def streams(self, group: str) -> bool:
+        return any(server.spec.weights.handoff is Handoff.STREAM for server in self._servers.values())
+
+    def agents(self, group: str) -> Mapping[str, AgentClient | None]:
+        return {name: self.reached.get(name) for name, fake in self.fakes.items() if fake.group == group}
 
     def ensure(self, name: str, server: str, ordinal: int) -> None:
         group = self._servers[server].group

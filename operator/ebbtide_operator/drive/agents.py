@@ -8,12 +8,14 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2
 from ebbtide_api.base import Reading
 from ebbtide_api.errors import EbbtideError, ErrorBody, ErrorCode
 from ebbtide_api.state import StateVector
+from ebbtide_api.upload import CRC32C, PublishRequest, Upload, UploadRequest
 from ebbtide_api.verbs import EPOCH, IDEMPOTENCY_KEY, INSTANCE, Operation, OperationStatus
 from pydantic import ValidationError
 
@@ -27,6 +29,18 @@ POLL = 20.0
 CONNECT = 2.0
 ANSWER = 10.0
 """Seconds for an agent to answer what needs no waiting."""
+SEND = 30.0
+"""Seconds without a sign of life while bytes are sent."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of a file, from an offset, with their CRC32C."""
+
+    file: str
+    offset: int
+    data: bytes
+    crc: int
 
 
 class Unreachable(Exception):  # noqa: N818 - what it is, not what went wrong
@@ -69,6 +83,33 @@ class AgentClient:
         """Return an operation as soon as it ends, or after a while as it is."""
         body = await self._ask("GET", f"/v1/operations/{name}", params={"wait": POLL}, timeout=ANSWER + POLL)
         return _read(Operation, body)
+
+    # Streamed weights: see ebbtide_api.upload.
+
+    async def open_upload(self, version: int, asked: UploadRequest, epoch: int) -> Upload:
+        """Let the member expect a version."""
+        body = await self._upload("POST", f"{version}", epoch, json=asked.wire())
+        return _read(Upload, body)
+
+    async def send_piece(self, version: int, piece: Piece, epoch: int) -> Upload:
+        """Send bytes of a file."""
+        how: dict[str, Any] = {"params": {"offset": piece.offset}, "content": piece.data, "timeout": SEND}
+        return _read(Upload, await self._upload("PUT", f"{version}/{piece.file}", epoch, piece.crc, **how))
+
+    async def publish_upload(self, version: int, asked: PublishRequest, epoch: int) -> Upload:
+        """Let the version have its name."""
+        body = await self._upload("POST", f"{version}/publish", epoch, json=asked.wire(), timeout=SEND)
+        return _read(Upload, body)
+
+    async def drop_upload(self, version: int, epoch: int | None = None, *, through: bool = False) -> None:
+        """Let the member forget a version, with `through` all the earlier ones too."""
+        await self._upload("DELETE", f"{version}", epoch, params={"through": str(through).lower()})
+
+    async def _upload(self, method: str, path: str, epoch: int | None, crc: int | None = None, **how: Any) -> bytes:
+        headers = {EPOCH: str(epoch)} if epoch is not None else {}
+        if crc is not None:
+            headers[CRC32C] = str(crc)
+        return await self._ask(method, f"/v1/weights/{path}", headers=headers, **how)
 
     async def _ask(self, method: str, path: str, **how: Any) -> bytes:
         try:

@@ -13,6 +13,8 @@ from ebbtide_api.server import InferenceServer
 
 from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
 
+from .agents import AgentClient
+
 Changed = Callable[[str], None]
 """Called with the name of a group of which something changed."""
 
@@ -39,7 +41,13 @@ class Driver(Protocol):
         """Return which folders of published weights that a record names are there."""
 
     def handoff(self, group: str) -> str:
-        """Return the folder in which a trainer publishes weights for a group."""
+        """Return the folder in which weights for a group are published: a relative one is in each member's memory."""
+
+    def streams(self, group: str) -> bool:
+        """Say whether weights of a group are sent to its members' agents, not written into a folder that they share."""
+
+    def agents(self, group: str) -> Mapping[str, AgentClient | None]:
+        """Return how to reach the agent of every member of a group; None where it cannot be reached now."""
 
     def ensure(self, name: str, server: str, ordinal: int) -> None:
         """Begin to run a member, or run it again with its new configuration."""

@@ -9,12 +9,15 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ebbtide_api.member import RECEIVED
 from ebbtide_api.server import InferenceServer
 
 from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
 from ebbtide_operator.settings import Settings
+from ebbtide_operator.specs import is_streamed
 
 from . import birth
+from .agents import AgentClient
 from .base import Changed
 from .files import private_folder
 from .layout import Layout
@@ -110,11 +113,26 @@ class LocalDriver:
         """Return which folders of published weights that a record names are there."""
         back = record.lease.back if record.lease else None
         named = {record.serve.source, (back.source or "") if back else ""}
-        return frozenset(path for path in named if exists(path))
+        return frozenset(path for path in named if path and self._is_there(record.group, path))
+
+    def _is_there(self, group: str, path: str) -> bool:
+        # A relative path is in every member's own memory. A member that lacks it cannot catch up: then nobody tries.
+        names = [member.name for member in self._members.values() if member.group == group]
+        places = [str(self.layout.member_memory(name) / path) for name in names] if path[0] != "/" else [path]
+        return bool(places) and all(exists(place) for place in places)
 
     def handoff(self, group: str) -> str:
-        """Return the folder in which a trainer publishes weights for a group."""
-        return str(self.layout.handoff(group))
+        """Return the folder in which a trainer publishes weights for a group; a relative one where they are sent."""
+        return RECEIVED if self.streams(group) else str(self.layout.handoff(group))
+
+    def streams(self, group: str) -> bool:
+        """Say whether weights of a group are sent to its members' agents."""
+        return any(is_streamed(server) for server in self._servers.values() if server.group == group)
+
+    def agents(self, group: str) -> Mapping[str, AgentClient | None]:
+        """Return how to reach the agent of every member of a group; None where it cannot be reached now."""
+        members = [member for member in self._members.values() if member.group == group and not member.ending]
+        return {member.name: member.client for member in members}
 
     # what is done
 
@@ -169,7 +187,13 @@ class LocalDriver:
 
     def retire(self, group: str, version: int) -> None:
         """Remove what was handed off up to a version; a trainer's half-written next one stays."""
-        self._spawn(asyncio.to_thread(_remove_versions, self.layout.handoff(group), version))
+        received = [
+            self.layout.member_memory(member.name) / RECEIVED
+            for member in self._members.values()
+            if member.group == group
+        ]
+        for folder in (self.layout.handoff(group), *received):
+            self._spawn(asyncio.to_thread(_remove_versions, folder, version))
 
     def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.create_task(work)

@@ -136,6 +136,11 @@ class LocalMember:
 
     # its agent
 
+    @property
+    def client(self) -> AgentClient | None:
+        """How to reach the agent; None while it does not answer."""
+        return self._client if self._state is not None else None
+
     def _heard(self, state: StateVector | None) -> None:
         if state is not None and self.born is not None and state.instance.uid != self.born.config.uid:
             state = None  # somebody else answers on that port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from ebbtide_api.server import InferenceServer
@@ -11,7 +12,7 @@ from starlette.types import ASGIApp
 
 from ebbtide_operator.loop import Operator
 
-from . import groups, servers
+from . import groups, servers, weights
 from .errors import answer_errors
 from .guard import Guard
 from .metrics import Metrics
@@ -27,6 +28,7 @@ def build(
     """Return the application of an operator. `remember` keeps an applied server; `shutdown` ends everything."""
     app = FastAPI(title="Ebbtide", docs_url=None, redoc_url=None)
     app.state.operator, app.state.shutdown, app.state.remember = operator, shutdown, remember
+    app.state.pieces = asyncio.Semaphore(weights.AT_ONCE)
     metrics = Metrics(operator)
 
     @app.get("/health")
@@ -43,5 +45,6 @@ def build(
 
     app.include_router(groups.router)
     app.include_router(servers.router)
+    app.include_router(weights.router)
     answer_errors(app)
-    return Guard(app, token, operator.settings.body_limit)
+    return Guard(app, token, operator.settings.body_limit, weights.limit_of)

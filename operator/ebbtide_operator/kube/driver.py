@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
-from ebbtide_api.server import InferenceServer
+from ebbtide_api.errors import EbbtideError
+from ebbtide_api.server import Handoff, InferenceServer
 from ebbtide_api.verbs import LeaseStage
 
+from ebbtide_operator.drive.agents import AgentClient, Unreachable
 from ebbtide_operator.drive.base import Changed
 from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
 from ebbtide_operator.queue import WorkQueue
 
 from .apply import Applier
 from .children import Problem, first_problem, pods_refused
-from .children.member import handoff_folder
+from .children.member import handoff_folder, handoff_of
 from .kinds import PODS, SETS, Api, ApiError
 from .member import PodMember, Reach, close_all
 from .names import BORROWS
@@ -169,6 +171,15 @@ class KubeDriver:
         servers = sorted(server.name for server in self._servers.values() if server.group == group)
         return handoff_folder(self._servers[servers[0]]) if servers else ""
 
+    def streams(self, group: str) -> bool:
+        """Say whether weights of a group are sent to its members' agents."""
+        servers = sorted(server.name for server in self._servers.values() if server.group == group)
+        return bool(servers) and handoff_of(self._servers[servers[0]]) is Handoff.STREAM
+
+    def agents(self, group: str) -> Mapping[str, AgentClient | None]:
+        """Return how to reach the agent of every member of a group; None where it cannot be reached now."""
+        return {name: self._members[name].client for name in sorted(self._groups.get(group, ()))}
+
     # what is done
 
     def sync(self, server: str) -> None:
@@ -252,7 +263,19 @@ class KubeDriver:
         return None
 
     def retire(self, group: str, version: int) -> None:
-        """Leave handed-off versions alone: they lie in the members' own memory, or on a volume of the trainer's."""
+        """Let agents forget what was streamed to them. A volume that the trainer writes is the trainer's to tidy."""
+        if self.streams(group):
+            for name, client in self.agents(group).items():
+                if client is not None:
+                    self._spawn(self._forget(name, client, version))
+
+    @staticmethod
+    async def _forget(name: str, client: AgentClient, version: int) -> None:
+        try:
+            await client.drop_upload(version, through=True)
+        except (Unreachable, EbbtideError) as error:
+            # Nothing is lost but memory, and only until the next version comes.
+            log.info("%s did not forget version %d yet: %s", name, version, error)
 
     def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.create_task(work)

@@ -73,6 +73,11 @@ class PodMember:
         if client is not None:
             await client.close()
 
+    @property
+    def client(self) -> AgentClient | None:
+        """How to reach the agent; None while it does not answer."""
+        return self._client if self._state is not None else None
+
     def _heard(self, state: StateVector | None) -> None:
         # With another UID, the address is another pod's by now.
         ours = state is not None and state.instance.uid == self.pod.uid

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LeaseStage
+from ebbtide_operator.drive.agents import Unreachable
 from ebbtide_operator.kube.apply import Applier
 from ebbtide_operator.kube.cache import Cache
 from ebbtide_operator.kube.driver import Ask, KubeDriver
@@ -215,6 +216,59 @@ def test_published_weights_are_where_the_members_see_them() -> None:
         record = GroupRecord(group="actor", lease=lease, serve=Serve(version=1))
         assert stage.driver.sources(record) == {"/run/ebbtide/handoff/v2"}
         assert stage.driver.started_at(1) is None
+
+    play(scene)
+
+
+def test_weights_are_sent_to_agents_unless_the_spec_says_otherwise() -> None:
+    async def scene(stage: Stage) -> None:
+        assert not stage.driver.streams("actor")
+        stage.driver.want({"tiny": server()})
+        assert stage.driver.streams("actor")
+        volume = {"spec": {"volumes": [{"name": "ebbtide-handoff", "persistentVolumeClaim": {}}]}}
+        stage.driver.want({"tiny": server(weights={"handoff": "SharedMemory"}, template=volume)})
+        assert not stage.driver.streams("actor")
+
+    play(scene)
+
+
+class Forgetful:
+    """An agent's client that only hears what to forget."""
+
+    url = "https://agent"
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+        self.dropped: list[tuple[int, bool]] = []
+
+    async def state(self, newer_than: int | None = None) -> Any:
+        if newer_than is not None:
+            await asyncio.sleep(60)
+        return state()
+
+    async def drop_upload(self, version: int, epoch: int | None = None, *, through: bool = False) -> None:
+        self.dropped.append((version, through))
+        if self.fails:
+            raise Unreachable("gone")
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_agents_forget_what_was_streamed_to_them_when_it_is_retired(fails: bool) -> None:
+    client = Forgetful(fails)
+
+    async def scene(stage: Stage) -> None:
+        stage.driver._reach = lambda _pod: client  # type: ignore[assignment,return-value]
+        stage.driver.want({"tiny": server()})
+        assert stage.driver.agents("actor") == {}
+        stage.driver.see_pod(None, pod())
+        assert stage.driver.agents("actor") == {"tiny-0": None}, "it has not answered yet"
+        await until(lambda: stage.driver.agents("actor")["tiny-0"] is client)
+        stage.driver.retire("actor", 4)
+        await until(lambda: client.dropped)
+        assert client.dropped == [(4, True)]
 
     play(scene)
 

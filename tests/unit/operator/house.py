@@ -38,9 +38,11 @@ class House:
 
     # the operator
 
+    operator_module = "tests.unit.operator.fake_operator"
+
     def start(self, *options: str, file: bool = True) -> None:
         """Start an operator and wait for its gateway."""
-        command = [sys.executable, "-m", "tests.unit.operator.fake_operator", str(self.home), str(self.shm), *options]
+        command = [sys.executable, "-m", self.operator_module, str(self.home), str(self.shm), *options]
         with (self.folder / "operator.log").open("ab") as log:
             self.operator = subprocess.Popen([*command, *([str(self.file)] if file else [])], stdout=log, stderr=log)
         until(lambda: self._announced() or self.ended, 20)

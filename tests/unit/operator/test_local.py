@@ -223,6 +223,25 @@ async def test_sources_are_the_folders_of_a_record_that_are_there(driven: Driven
     assert driven.driver.sources(GroupRecord(group="actor")) == frozenset()
 
 
+async def test_streamed_versions_are_in_every_members_own_memory(driven: Driven, layout: Layout, model: Path) -> None:
+    await driven.up()
+    driven.driver.want({"chat": server_of(model, weights={"handoff": "Stream"})})
+    assert driven.driver.streams("actor")
+    assert not driven.driver.streams("critic")
+    assert driven.driver.handoff("actor") == "handoff"
+    assert set(driven.driver.agents("actor")) == {"chat-0"}
+    assert driven.driver.agents("critic") == {}
+    record = GroupRecord(group="actor", serve=Serve(version=2, source="handoff/v2"))
+    assert driven.driver.sources(record) == frozenset()
+    received = layout.member_memory("chat-0") / "handoff"
+    for name in ("v1", "v2", ".v3.part"):
+        (received / name).mkdir(parents=True)
+    assert driven.driver.sources(record) == {"handoff/v2"}
+    driven.driver.retire("actor", 2)
+    await driven.until(lambda: not (received / "v2").exists())
+    assert [path.name for path in received.iterdir()] == [".v3.part"]
+
+
 async def test_trainers_are_measured_by_their_pid(driven: Driven) -> None:
     start = driven.driver.started_at(os.getppid())
     lease = LeaseRecord(id="l", holder="h", ttl_seconds=1, pid=os.getppid(), pid_start=start or 0)

@@ -15,8 +15,12 @@ from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.member import Engine, MemberConfig, Parking
 from ebbtide_operator.drive import birth, proc
 from ebbtide_operator.drive.layout import Layout
+<<<<<<< HEAD
 from ebbtide_operator.drive.processes import mark_of
 from ebbtide_operator.specs import budget_of, check, check_changes, view
+=======
+from ebbtide_operator.specs import budget_of, check, check_changes, member_config, view
+>>>>>>> 201a035 (Give what a lease's holder sends to the agent of every member)
 
 from .given import server_of
 
@@ -154,6 +158,26 @@ def test_ports_and_budgets_of_servers_must_fit(model: Path) -> None:
     assert "share a device" in refused([first, other]).message
     elsewhere = server_of(model, "other", engine={"port": 9000}, colocation={**bigger, "group": "critic"})
     check({"chat": first, "other": elsewhere}, [first, elsewhere])
+
+
+def test_the_servers_of_a_group_take_weights_in_one_way(model: Path) -> None:
+    first = server_of(model, weights={"handoff": "Stream"})
+    for name in ("Stream", "SharedMemory", "", "None"):
+        weights = {"handoff": name} if name else {}
+        other = server_of(model, "other", engine={"port": 9000}, weights=weights)
+        if name in ("Stream", "None"):
+            check({"chat": first, "other": other}, [first, other])
+        else:
+            assert "spec.weights.handoff" in refused([first, other]).message
+
+
+def test_streamed_weights_are_received_in_the_members_own_memory(model: Path, tmp_path: Path) -> None:
+    layout = Layout.of(tmp_path / "home", tmp_path)
+    streamed = server_of(model, weights={"handoff": "Stream"})
+    own = member_config(streamed, 1, layout, uid="u", agent_port=1)
+    assert own.handoff == own.received_dir == str(layout.member_memory("chat-1") / "handoff")
+    shared = member_config(server_of(model), 1, layout, uid="u", agent_port=1)
+    assert (shared.handoff, shared.received_dir) == (str(layout.handoff("actor")), f"{shared.memory}/handoff")
 
 
 def test_what_is_not_honoured_is_refused(model: Path) -> None:
