@@ -95,19 +95,24 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def _publish(pieces: Sequence[Piece], handoff: Path, version: int, on_progress: OnProgress) -> Published:
+    check_publishable(pieces, version)
+    handoff.mkdir(parents=True, exist_ok=True)
+    _sweep(handoff, version)
+    _check_room(handoff, total(pieces))
+    warn_if_slow(total(pieces))
+    began = time.monotonic()
+    with _temporary(handoff) as folder:
+        manifest = _write(folder, pieces, version, meter(version, total(pieces), began, on_progress))
+        written = _reveal(folder, handoff / f"v{version}", manifest)
+    return replace(_published(handoff / f"v{version}", manifest), seconds=(time.monotonic() - began) * written)
+
+
+def check_publishable(pieces: Sequence[Piece], version: int) -> None:
+    """Raise INVALID_REQUEST for what is no version."""
     if version < 1:
         raise EbbtideError(ErrorCode.INVALID_REQUEST, f"version {version} is below 1.", field="version")
     if not pieces:
         raise EbbtideError(ErrorCode.INVALID_REQUEST, "there is no tensor to publish.", field="tensors")
-    handoff.mkdir(parents=True, exist_ok=True)
-    _sweep(handoff, version)
-    _check_room(handoff, total(pieces))
-    _warn_if_slow(total(pieces))
-    began = time.monotonic()
-    with _temporary(handoff) as folder:
-        manifest = _write(folder, pieces, version, _meter(version, total(pieces), began, on_progress))
-        written = _reveal(folder, handoff / f"v{version}", manifest)
-    return replace(_published(handoff / f"v{version}", manifest), seconds=(time.monotonic() - began) * written)
 
 
 def _published(path: Path, manifest: Manifest) -> Published:
@@ -144,7 +149,8 @@ def _check_room(handoff: Path, need: int) -> None:
         raise EbbtideError(ErrorCode.HOST_MEMORY_INSUFFICIENT, message, next_action="Make room there.", **numbers)
 
 
-def _warn_if_slow(size: int) -> None:
+def warn_if_slow(size: int) -> None:
+    """Say that checksums will take long, when they will."""
     if size > SLOW and backend() == "python":
         text = f"checksums of {size / MIB:.0f} MiB in plain Python take minutes: install numpy, or ebbtide[runtime]"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -156,13 +162,14 @@ def _warn_if_slow(size: int) -> None:
 Advance = Callable[[int], None]
 
 
-def _meter(version: int, size: int, began: float, on_progress: OnProgress) -> Advance:
+def meter(version: int, size: int, began: float, on_progress: OnProgress, done_what: str = "written") -> Advance:
+    """Return what counts bytes, and reports them."""
     done = 0
 
     def advance(written: int) -> None:
         nonlocal done
         done += written
-        text = f"version {version}: {done / MIB:.0f} of {size / MIB:.0f} MiB written"
+        text = f"version {version}: {done / MIB:.0f} of {size / MIB:.0f} MiB {done_what}"
         seconds = time.monotonic() - began
         on_progress(Progress(Stage.PUBLISH, text, done=done, total=size, seconds=seconds))
 
@@ -182,7 +189,7 @@ def _temporary(handoff: Path) -> Iterator[Path]:
 def _write(folder: Path, pieces: Sequence[Piece], version: int, advance: Advance) -> Manifest:
     files: list[FileEntry] = []
     tensors: list[TensorEntry] = []
-    for number, shard in enumerate(_shards(pieces), start=1):
+    for number, shard in enumerate(shards(pieces), start=1):
         name = f"model-{number:05}.safetensors"
         file, entries = _write_file(folder / name, arrange(shard), advance)
         files.append(file)
@@ -192,7 +199,8 @@ def _write(folder: Path, pieces: Sequence[Piece], version: int, advance: Advance
     return manifest
 
 
-def _shards(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+def shards(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield what goes into one file each."""
     shard: list[Piece] = []
     for piece in pieces:
         if shard and total(shard) + piece.length > SHARD:
@@ -210,14 +218,15 @@ def _write_file(path: Path, pieces: Sequence[Piece], advance: Advance) -> tuple[
         _write_all(file.fileno(), memoryview(header))
         for piece in pieces:
             crc = _write_piece(file.fileno(), piece, advance)
-            entries.append(_entry(piece, path.name, at, crc))
+            entries.append(entry_of(piece, path.name, at, crc))
             at += piece.length
         os.fsync(file.fileno())
     whole = FileEntry(name=path.name, length=at, header_length=len(header), header_crc32c=crc32c(header))
     return whole, entries
 
 
-def _entry(piece: Piece, file: str, offset: int, crc: int) -> TensorEntry:
+def entry_of(piece: Piece, file: str, offset: int, crc: int) -> TensorEntry:
+    """Return what the manifest says of a tensor."""
     return TensorEntry(
         name=piece.name,
         file=file,

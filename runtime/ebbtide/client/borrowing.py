@@ -74,6 +74,8 @@ def default_holder() -> str:
 
 Stop = Callable[[], None]
 Keep = Callable[[Lease, OnLost], Stop]
+Alone = Callable[[Flow[Published]], Published]
+"""Carries a flow out in the calling thread, whatever runs the others."""
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Borrowing:
     gateway: Gateway
     terms: Terms
     keep: Keep
+    alone: Alone
     lease: Lease | None = None
     lend: LendResult | None = None
     lost: EbbtideError | None = None
@@ -160,14 +163,19 @@ class Borrowing:
         if self.lost is not None:
             raise self.lost
 
-    def handoff(self) -> Path:
-        """Return the folder where versions are published. Raises what `check` raises."""
+    def held(self) -> Lease:
+        """Return the lease of memory that is lent now. Raises NOT_LEASE_HOLDER, and what `check` raises."""
         self.check()
         if self.lease is None or self.lend is None or self._returning:
             message = f"group {self.terms.group} is not borrowed now."
             raise EbbtideError(ErrorCode.NOT_LEASE_HOLDER, message, next_action="Publish inside the with block.")
-        folder = Path(self.lease.handoff)
-        if not self.lease.handoff or not folder.is_dir():
+        return self.lease
+
+    def handoff(self) -> Path:
+        """Return the folder where versions are published. Raises what `held` raises."""
+        lease = self.held()
+        folder = Path(lease.handoff)
+        if not lease.handoff or not folder.is_dir():
             message = f"group {self.terms.group} has no hand-off folder that this process can reach ({folder})."
             raise EbbtideError(ErrorCode.TRANSPORT_IMPOSSIBLE, message)
         return folder

@@ -16,13 +16,14 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Send:
-    """One HTTP request. `timeout` is in seconds, for all of it."""
+    """One HTTP request, with JSON or bytes. `timeout` is in seconds, for all of it."""
 
     method: str
     path: str
     timeout: float
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

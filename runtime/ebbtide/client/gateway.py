@@ -10,7 +10,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -44,7 +44,7 @@ TRANSIENT = frozenset({425, 502, 503})
 
 @dataclass(frozen=True)
 class Call:
-    """One call and all its repetitions: `patience` is the deadline for an answer, in seconds."""
+    """One call and all its repetitions. `patience` is the deadline for an answer, `limit` that of a try, in seconds."""
 
     method: str
     path: str
@@ -53,11 +53,16 @@ class Call:
     key: str | None = None
     deadline: float | None = None
     patience: float = PATIENCE
+    limit: float = TRY
+    content: bytes | None = field(default=None, repr=False)
+    extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers that make a repetition harmless and a late call void."""
-        headers = {IDEMPOTENCY_KEY: self.key} if self.key else {}
+        headers = dict(self.extra)
+        if self.key:
+            headers[IDEMPOTENCY_KEY] = self.key
         if self.epoch is not None:
             headers[EPOCH] = str(self.epoch)
         if self.deadline is not None:
@@ -165,8 +170,8 @@ class Gateway:
         deadline = self.clock() + call.patience
         attempt = 0
         while True:
-            limit = max(0.1, min(TRY, deadline - self.clock()))
-            answer = yield from send(Send(call.method, call.path, limit, call.body, call.headers))
+            limit = max(0.1, min(call.limit, deadline - self.clock()))
+            answer = yield from send(Send(call.method, call.path, limit, call.body, call.headers, call.content))
             if isinstance(answer, Reply) and answer.status not in TRANSIENT:
                 return answer
             delay = self._delay(attempt, answer)

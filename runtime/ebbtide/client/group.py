@@ -11,6 +11,7 @@ from ebbtide_api.state import StateVector
 from ebbtide_api.verbs import Canary, Drain, GroupState, Lease, ServerState
 
 from ..progress import OnProgress, silent
+from ..weights import Published
 from .borrowing import Borrowing, Stop, Terms
 from .connection import Connection, find
 from .flow import Flow
@@ -92,13 +93,20 @@ class _GroupBase(Generic[L]):
             on_progress=on_progress,
             on_lost=on_lost,
         )
-        return self._loan(Borrowing(self._gateway, terms, self._keep))
+        return self._loan(Borrowing(self._gateway, terms, self._keep, self._alone))
 
     def _loan(self, core: Borrowing) -> L:
         raise NotImplementedError
 
     def _keep(self, lease: Lease, on_lost: OnLost) -> Stop:
         return Keeper(self.connection, lease, on_lost).stop
+
+    def _alone(self, flow: Flow[Published]) -> Published:
+        runner = Runner(self.connection)
+        try:
+            return runner.run(flow)
+        finally:
+            runner.close()
 
     def _servers(self) -> Flow[list[Server]]:
         states = yield from self._gateway.servers()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.verbs import LendResult, ReclaimResult
 
-from ..tensors import Names
-from ..weights import Published, publish, publish_path
+from ..safetensors import files_of, pieces_in
+from ..tensors import Names, Piece, pieces_of, total
+from ..weights import Published, check_publishable, meter, publish, publish_path, warn_if_slow
 from .borrowing import Borrowing
 from .runners import AsyncRunner, Runner
+from .uploading import Uploading
 
 
 class _LoanBase:
@@ -68,13 +72,24 @@ class _LoanBase:
     def _publish(
         self, tensors: Mapping[str, object], version: int, dtype: object = None, names: Names | None = None
     ) -> Published:
+        if self._core.held().streams:
+            return self._stream(pieces_of(tensors, dtype=dtype, names=names), version)
         report = self._core.terms.on_progress
         done = publish(tensors, self._core.handoff(), version, dtype=dtype, names=names, on_progress=report)
         return self._remember(done)
 
     def _publish_path(self, path: str | os.PathLike[str], version: int, names: Names | None = None) -> Published:
+        if self._core.held().streams:
+            return self._stream(pieces_in(files_of(Path(path).resolve()), names), version)
         report = self._core.terms.on_progress
         return self._remember(publish_path(path, self._core.handoff(), version, names=names, on_progress=report))
+
+    def _stream(self, pieces: Sequence[Piece], version: int) -> Published:
+        check_publishable(pieces, version)
+        size, core = total(pieces), self._core
+        warn_if_slow(size)
+        advance = meter(version, size, time.monotonic(), core.terms.on_progress, "sent")
+        return self._remember(core.alone(Uploading(core.gateway, core.held(), version, pieces, advance).run()))
 
     def _remember(self, published: Published) -> Published:
         # Writing may have taken longer than the lease lived.

@@ -107,7 +107,10 @@ def _options(connection: Connection) -> _Options:
 
 def _request(client: httpx2.Client | httpx2.AsyncClient, send: Send) -> httpx2.Request:
     timeout = httpx2.Timeout(send.timeout, connect=min(send.timeout, 5))
-    return client.build_request(send.method, send.path, json=send.body, headers=dict(send.headers), timeout=timeout)
+    headers = dict(send.headers)
+    return client.build_request(
+        send.method, send.path, json=send.body, content=send.content, headers=headers, timeout=timeout
+    )
 
 
 def _reply(response: httpx2.Response) -> Reply:

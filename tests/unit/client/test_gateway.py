@@ -8,6 +8,7 @@ from ebbtide import EbbtideError, ErrorCode
 from ebbtide.client.borrowing import Borrowing, Terms
 from ebbtide.client.flow import Answer, Flow, Pause, Reply, Send, Silence
 from ebbtide.client.gateway import POLL, Call, Gateway
+from ebbtide.weights import Published
 from ebbtide_api.errors import ErrorBody
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import Lease, LeaseStage, LendRequest, Nothing, Operation, OperationStatus
@@ -206,9 +207,15 @@ def test_reading_carries_no_key() -> None:
     }
 
 
+def _never(_flow: Flow[Published]) -> Published:
+    raise AssertionError("nothing was published")
+
+
 def test_a_lease_whose_answer_never_came_is_given_up() -> None:
     world = World(GONE)
-    borrowing = Borrowing(world.gateway, Terms("actor"), keep=lambda lease, on_lost: pytest.fail("never granted"))
+    borrowing = Borrowing(
+        world.gateway, Terms("actor"), keep=lambda lease, on_lost: pytest.fail("never granted"), alone=_never
+    )
     with pytest.raises(EbbtideError) as caught:
         world.run(borrowing.take())
     assert caught.value.code is ErrorCode.UNREACHABLE
