@@ -10,7 +10,7 @@ from rich.console import Console
 
 from .report import Report
 
-NAMES = ("lend", "operator")
+NAMES = ("lend", "operator", "stream")
 
 
 def main() -> int:
