@@ -8,11 +8,13 @@ from typing import Annotated, Optional
 
 import typer
 
+from ..client.borrowing import Terms
 from ..client.connection import home_folder
 from . import doctor as doctor_command
 from . import down as down_command
 from . import lend as lend_command
 from . import logs as logs_command
+from . import proxy as proxy_command
 from . import status as status_command
 from . import up as up_command
 from .console import out, seconds_of
@@ -104,6 +106,24 @@ def lend(
     """Borrow a group's memory for a command, for a time, or until Enter; then give it back."""
     asked = lend_command.Asked(group, tuple(command or ()), hold=for_, need_mib=need, ttl=ttl)
     raise typer.Exit(lend_command.lend(asked, home))
+
+
+@app.command()
+def proxy(
+    group: Annotated[str, typer.Argument(help="The group whose lease is taken for its clients.")],
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.")] = 7410,
+    ttl: Annotated[float, typer.Option(parser=_duration, metavar="TIME", help="The lease's time to live.")] = "30s",  # type: ignore[assignment]
+    patience: Annotated[
+        float, typer.Option(parser=_duration, metavar="TIME", help="How long to wait in the group's queue.")
+    ] = "1h",  # type: ignore[assignment]
+    timeout: Time = "5m",  # type: ignore[assignment]
+    holder: Annotated[str, typer.Option(help="What people see as the holder. [host and process]")] = "",
+    pid: Annotated[Optional[int], typer.Option(help="The trainer's process here, whose memory is its own.")] = None,  # noqa: UP045
+    home: Home = None,
+) -> None:
+    """Let clients that know no token, lease or epoch use a gateway: they call this port instead."""
+    terms = Terms(group, holder=holder, pid=pid, ttl=ttl, patience=patience, timeout=timeout)
+    raise typer.Exit(proxy_command.proxy(terms, port, home))
 
 
 @app.command()

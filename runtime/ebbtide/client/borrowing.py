@@ -116,7 +116,7 @@ class Borrowing:
         began = self.gateway.clock()
         request, key = self.terms.request(), new_key()
         # Known before it is asked for: if the answer is lost, the place in the queue can still be given up.
-        self.lease = _hoped_for(self.terms, key)
+        self.lease = hoped_for(self.terms, key)
         self.lease = lease = yield from self.gateway.ask(self.terms.group, request, key)
         self._stop = self.keep(lease, self._on_lost)
         while lease.stage is LeaseStage.QUEUED:
@@ -217,7 +217,7 @@ class Borrowing:
         return watch
 
 
-def _hoped_for(terms: Terms, key: str) -> Lease:
+def hoped_for(terms: Terms, key: str) -> Lease:
     """Return the lease as it will be known: the gateway names it by the key of the call that asked for it."""
     return Lease(
         id=key, group=terms.group, holder=terms.holder, epoch=0, stage=LeaseStage.QUEUED, ttl_seconds=terms.ttl

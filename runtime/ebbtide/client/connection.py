@@ -14,17 +14,24 @@ from ebbtide_api.errors import EbbtideError, ErrorCode
 URL = "EBBTIDE_URL"
 TOKEN = "EBBTIDE_TOKEN"  # noqa: S105 - a variable's name
 TOKEN_FILE = "EBBTIDE_TOKEN_FILE"  # noqa: S105
+CA_FILE = "EBBTIDE_CA_FILE"
 HOME = "EBBTIDE_HOME"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 OPERATOR = "operator.json"
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the gateway is, and what opens it. `source` says who told us, for error messages."""
+    """Where the gateway is, and what opens it. `source` says who told us, for error messages.
+
+    `token_path` is a file that may be replaced at any time, `ca` the root certificates of a gateway with TLS.
+    """
 
     url: str
     token: str = ""
     source: str = "the arguments"
+    token_path: str = ""
+    ca: str = ""
 
     @property
     def local(self) -> bool:
@@ -33,8 +40,15 @@ class Connection:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every call."""
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        """The headers of every call, with the token as it is now."""
+        token = self._fresh() or self.token
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _fresh(self) -> str:
+        try:
+            return Path(self.token_path).read_text(encoding="utf-8").strip() if self.token_path else ""
+        except OSError:
+            return ""  # between two versions of it: the last one known is good for a while
 
 
 def home_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -47,8 +61,18 @@ def find(url: str | None = None, token: str | None = None, environ: Mapping[str,
     address = url or environ.get(URL)
     if address is None:
         return from_home(home_folder(environ), environ)
-    secret = token or _token(environ)
-    return Connection(address.rstrip("/"), secret, "the arguments" if url else URL)
+    secret, place = (token, "") if token else _secret(environ, address)
+    source = "the arguments" if url else URL
+    return Connection(address.rstrip("/"), secret, source, place, environ.get(CA_FILE, ""))
+
+
+def _secret(environ: Mapping[str, str], address: str) -> tuple[str, str]:
+    """Return the token and its file: as told, else that of the pod's ServiceAccount. Only TLS keeps that one secret."""
+    named = environ.get(TOKEN_FILE, "") if not environ.get(TOKEN) else ""
+    token = _token(environ)
+    if token or named or not address.startswith("https:") or not SERVICE_ACCOUNT.is_file():
+        return token, named
+    return _token(environ, SERVICE_ACCOUNT), str(SERVICE_ACCOUNT)
 
 
 def from_home(home: Path, environ: Mapping[str, str] = os.environ) -> Connection:

@@ -58,7 +58,7 @@ def _loss(gateway: Gateway, lease: Lease, answer: Answer) -> EbbtideError | None
     if now.stage not in ENDED:
         return None
     message = f"the lease of group {lease.group} is {now.stage}: another owner may use its devices."
-    return EbbtideError(ErrorCode.STALE_EPOCH, message, group=lease.group)
+    return EbbtideError(ErrorCode.STALE_EPOCH, message, group=lease.group, stage=now.stage.value)
 
 
 class Keeper:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypedDict, TypeVar
 
 import httpx2
+from ebbtide_api.errors import EbbtideError, ErrorCode
 
-from .connection import Connection
+from .connection import CA_FILE, Connection
 from .flow import Answer, Flow, Pause, Reply, Send, Silence
 
 T = TypeVar("T")
@@ -21,7 +23,7 @@ class Runner:
     """Runs flows and blocks. `sleep` may be replaced by one that can be interrupted."""
 
     def __init__(self, connection: Connection, sleep: Callable[[float], object] = time.sleep) -> None:
-        self._client = httpx2.Client(**_options(connection))
+        self._client = httpx2.Client(**options(connection))
         self._sleep = sleep
 
     def run(self, flow: Flow[T]) -> T:
@@ -58,7 +60,7 @@ class AsyncRunner:
     """Runs flows and awaits."""
 
     def __init__(self, connection: Connection) -> None:
-        self._client = httpx2.AsyncClient(**_options(connection))
+        self._client = httpx2.AsyncClient(**options(connection))
 
     async def run(self, flow: Flow[T]) -> T:
         """Carry a flow out and return its result."""
@@ -94,15 +96,34 @@ class AsyncRunner:
 
 class _Options(TypedDict):
     base_url: str
-    headers: dict[str, str]
+    auth: Callable[[httpx2.Request], httpx2.Request]
     trust_env: bool
-    verify: bool
+    verify: ssl.SSLContext
 
 
-def _options(connection: Connection) -> _Options:
+def options(connection: Connection) -> _Options:
+    """Return how a client of httpx2 reaches the gateway."""
+
+    def sign(request: httpx2.Request) -> httpx2.Request:
+        # With every request: the kubelet replaces a pod's token within the hour.
+        request.headers.update(connection.headers)
+        return request
+
+    return _Options(base_url=connection.url, auth=sign, trust_env=not connection.local, verify=_roots(connection))
+
+
+def _roots(connection: Connection) -> ssl.SSLContext:
+    if connection.ca:
+        try:
+            return ssl.create_default_context(cafile=connection.ca)
+        except OSError as problem:
+            message = f"the root certificates in {connection.ca} cannot be used ({problem.strerror or problem})."
+            action = f"Let {CA_FILE} name the gateway's ca.crt."
+            raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action=action) from problem
+    if connection.url.startswith("https:"):
+        return ssl.create_default_context()
     # Loading the machine's certificates takes longer than a whole lend: only for https.
-    secure = connection.url.startswith("https:")
-    return _Options(base_url=connection.url, headers=connection.headers, trust_env=not connection.local, verify=secure)
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _request(client: httpx2.Client | httpx2.AsyncClient, send: Send) -> httpx2.Request:

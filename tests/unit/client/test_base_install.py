@@ -47,7 +47,7 @@ def test_the_client_imports_alone() -> None:
 
 
 def test_the_command_line_helps_alone() -> None:
-    commands = ["", "up", "down", "status", "lend", "logs", "doctor"]
+    commands = ["", "up", "down", "status", "lend", "proxy", "logs", "doctor"]
     code = f"from ebbtide.cli.run import run\nfor name in {commands!r}: assert run([*name.split(), '--help']) == 0"
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,13 +2,14 @@
 
 import json
 import os
+import ssl
 from pathlib import Path
 
-import httpx2
 import pytest
 from ebbtide import EbbtideError, ErrorCode
+from ebbtide.client import connection
 from ebbtide.client.connection import Connection, find, from_home, home_folder
-from ebbtide.client.runners import AsyncRunner, Runner
+from ebbtide.client.runners import options
 
 
 def write_home(home: Path, **changes: object) -> Path:
@@ -33,6 +34,45 @@ def test_the_environment_is_next(tmp_path: Path) -> None:
     assert find(environ={**environ, "EBBTIDE_TOKEN_FILE": str(token)}).token == "filed"
     assert find(environ={**environ, "EBBTIDE_TOKEN": "plain", "EBBTIDE_TOKEN_FILE": str(token)}).token == "plain"
     assert find(environ=environ).source == "EBBTIDE_URL"
+
+
+def test_a_token_file_is_read_anew_with_every_call(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("one")
+    found = find("https://there", environ={"EBBTIDE_TOKEN_FILE": str(token), "EBBTIDE_CA_FILE": "/ca.crt"})
+    assert (found.headers, found.ca) == ({"Authorization": "Bearer one"}, "/ca.crt")
+    token.write_text("two\n")
+    assert found.headers == {"Authorization": "Bearer two"}
+    token.unlink()
+    assert found.headers == {"Authorization": "Bearer one"}
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_roots_that_cannot_be_used_are_named(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "ca.crt"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(EbbtideError) as caught:
+        options(Connection("https://there", ca=str(path)))
+    assert (str(path) in caught.value.message, "EBBTIDE_CA_FILE" in caught.value.next_action) == (True, True)
+
+
+def test_certificates_are_loaded_for_https_alone() -> None:
+    assert options(Connection("http://there"))["verify"].get_ca_certs() == []
+    assert options(Connection("https://there"))["verify"].verify_mode is ssl.CERT_REQUIRED
+
+
+def test_in_a_pod_the_service_accounts_token_is_taken_but_never_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = tmp_path / "token"
+    monkeypatch.setattr(connection, "SERVICE_ACCOUNT", account)
+    assert find("https://there", environ={}).headers == {}
+    account.write_text("the pod's")
+    assert find("https://there", environ={}).headers == {"Authorization": "Bearer the pod's"}
+    assert find("http://there", environ={}).headers == {}
+    assert find("https://there", environ={"EBBTIDE_TOKEN": "mine"}).headers == {"Authorization": "Bearer mine"}
+    assert find("https://there", "given", {}).headers == {"Authorization": "Bearer given"}
 
 
 def test_the_home_of_the_local_operator_is_last(tmp_path: Path) -> None:
@@ -90,15 +130,3 @@ def test_an_unreadable_token_is_told(tmp_path: Path) -> None:
 )
 def test_no_proxy_is_asked_for_this_machine(url: str, local: bool) -> None:
     assert find(url, environ={}).local is local
-
-
-@pytest.mark.parametrize("kind", [Runner, AsyncRunner])
-@pytest.mark.parametrize(("url", "loads"), [("http://127.0.0.1:7411", False), ("https://gateway:443", True)])
-def test_certificates_are_loaded_for_https_alone(
-    kind: type[Runner | AsyncRunner], url: str, loads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verified: list[object] = []
-    for name in ("Client", "AsyncClient"):
-        monkeypatch.setattr(httpx2, name, lambda **options: verified.append(options.get("verify", True)))
-    kind(Connection(url))
-    assert verified == [loads], "loading them takes longer than a whole lend"
