@@ -145,6 +145,7 @@ class StateVector(Reading):
     level: Level | None = None
     owner: str = "engine"
     epoch: int = 0
+    leader: int = 0
     instance: Instance
     boot: int = 0
     operation: str | None = None

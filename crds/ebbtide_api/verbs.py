@@ -13,6 +13,7 @@ from .state import Phase, PhaseTiming, StateVector
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 EPOCH = "Ebbtide-Epoch"
+LEADER = "Ebbtide-Leader"
 DEADLINE = "Ebbtide-Deadline"
 INSTANCE = "Ebbtide-Instance"
 SECRET = "Ebbtide-Secret"  # noqa: S105 - a header's name

@@ -21,7 +21,7 @@ from .apply import Applier
 from .children import Problem, first_problem, pods_refused
 from .children.member import handoff_folder, handoff_of
 from .kinds import PODS, SETS, Api, ApiError
-from .member import PodMember, Reach, close_all
+from .member import Led, PodMember, Reach, close_all
 from .names import BORROWS
 from .objects import Child, Pod, text
 from .rollout import next_to_replace
@@ -43,6 +43,8 @@ class Ask:
     """Whether a group's servers must stay as they are: their memory is lent, or on its way."""
     lessee: Callable[[str], str | None]
     """Which group a lease is of."""
+    led: Led = lambda _epoch, _ours: None
+    """Whom to tell which operator an agent follows."""
 
 
 class KubeDriver:
@@ -51,7 +53,7 @@ class KubeDriver:
     def __init__(self, api: Api, namespace: str, applier: Applier, ask: Ask) -> None:
         self.problems: dict[str, Problem] = {}
         self._api, self._namespace, self._applier = api, namespace, applier
-        self._reach, self._held, self._lessee = ask.reach, ask.held, ask.lessee
+        self._reach, self._held, self._lessee, self._led = ask.reach, ask.held, ask.lessee, ask.led
         self._changed: Changed = lambda _group: None
         self._servers: dict[str, InferenceServer] = {}
         self._members: dict[str, PodMember] = {}
@@ -107,7 +109,7 @@ class KubeDriver:
         if member is not None:
             self._spawn(member.see(pod))
             return
-        made = PodMember(pod, self._reach, lambda: self._changed(pod.group))
+        made = PodMember(pod, self._reach, lambda: self._changed(pod.group), self._led)
         self._members[pod.name] = made
         self._groups.setdefault(pod.group, set()).add(pod.name)
         made.connect()
@@ -178,7 +180,7 @@ class KubeDriver:
 
     def agents(self, group: str) -> Mapping[str, AgentClient | None]:
         """Return how to reach the agent of every member of a group; None where it cannot be reached now."""
-        return {name: self._members[name].client for name in sorted(self._groups.get(group, ()))}
+        return {name: self._members[name].agent() for name in sorted(self._groups.get(group, ()))}
 
     # what is done
 

@@ -128,7 +128,7 @@ class Hub:
         pem, known = self.enrolled.get(pod.uid), self._servers.get((pod.namespace, pod.server))
         if pem is None or known is None or not pod.ip:
             return None
-        transport = transport_for(pem, self._tokens, known.server.metadata.uid, self._leader.epoch)
+        transport = transport_for(pem, self._tokens, known.server.metadata.uid, lambda: self._leader.epoch)
         return AgentClient(agent_url(pod), "", transport)
 
     # namespaces
@@ -138,7 +138,7 @@ class Hub:
             self._opening[namespace] = asyncio.create_task(self._bring_up(namespace), name=f"open {namespace}")
 
     async def _bring_up(self, namespace: str) -> None:
-        place = Place(self._api, self._site, self._reach, self._children, self._scratch)
+        place = Place(self._api, self._site, self._reach, self._children, self._scratch, self._leader.hear_of)
         while True:
             space = Space(place, namespace)
             try:

@@ -40,7 +40,7 @@ class Leadership:
         self.epoch = 0
         self._api, self._namespace, self._identity = api, namespace, identity
         self._timing = timing or Timing()
-        self._version = ""
+        self._version, self._least = "", 0
         self._seen: tuple[str, float] = ("", 0.0)
         self.echo = time.monotonic()
 
@@ -80,6 +80,15 @@ class Leadership:
         if text(lease, "metadata", "name") == NAME:
             self.echo = time.monotonic()
 
+    def hear_of(self, epoch: int, ours: bool) -> None:
+        """Hear of the highest epoch that an agent has seen of an operator; `ours` may be it.
+
+        A Lease that was deleted and made again starts low, and agents would refuse us: the next renewal goes above. Who
+        does not lead any more cannot renew, so only the leader ever does.
+        """
+        if epoch > self.epoch or (epoch == self.epoch and not ours):
+            self._least = max(self._least, epoch + 1)
+
     def _try(self) -> bool:
         try:
             found = self._api.get(LEASES, self._namespace, NAME)
@@ -109,7 +118,11 @@ class Leadership:
         return True
 
     def _renew(self) -> None:
-        self._write(self._lease(self._identity, self.epoch))
+        epoch = max(self.epoch, self._least)
+        self._write(self._lease(self._identity, epoch))
+        if epoch > self.epoch:
+            log.warning("agents have seen epoch %d of an operator: ours is %d now", epoch - 1, epoch)
+        self.epoch = epoch
 
     def _write(self, lease: Json) -> None:
         if self._version:

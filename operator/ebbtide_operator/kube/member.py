@@ -21,11 +21,17 @@ Reach = Callable[[Pod], AgentClient | None]
 """Return a client of a pod's agent; None while it cannot be reached: it has no address, or did not enrol yet."""
 
 
+Led = Callable[[int, bool], None]
+"""Hears of the highest operator's epoch that an agent has seen, and whether that may be ours: we have called it."""
+
+
 class PodMember:
     """A member in a pod; another pod of that name is another member. `changed` is called when its view may differ."""
 
-    def __init__(self, pod: Pod, reach: Reach, changed: Callable[[], None]) -> None:
-        self.pod = pod
+    def __init__(
+        self, pod: Pod, reach: Reach, changed: Callable[[], None], led: Led = lambda _epoch, _ours: None
+    ) -> None:
+        self.pod, self._led, self._called = pod, led, False
         self._reach, self._changed = reach, changed
         self._state: StateVector | None = None
         self._last: StateVector | None = None
@@ -73,9 +79,9 @@ class PodMember:
         if client is not None:
             await client.close()
 
-    @property
-    def client(self) -> AgentClient | None:
-        """How to reach the agent; None while it does not answer."""
+    def agent(self) -> AgentClient | None:
+        """Return how to call the agent, which may know us from now on; None while it does not answer."""
+        self._called = self._called or self._state is not None
         return self._client if self._state is not None else None
 
     def _heard(self, state: StateVector | None) -> None:
@@ -84,6 +90,8 @@ class PodMember:
         state = state.model_copy(update={"url": self._url(state)}) if state and ours else None
         if state == self._state or (state and self._state and state.state_version < self._state.state_version):
             return  # no news, or an answer that was overtaken
+        if state is not None:
+            self._led(state.leader, self._called)
         self._state, self._last = state, state or self._last
         self._changed()
 
@@ -111,7 +119,7 @@ class PodMember:
         if self._busy is not None:
             busy = EbbtideError(ErrorCode.OPERATION_IN_PROGRESS, f"{self.pod.name} is busy with {self._busy}")
             return Outcome(call.base, time.monotonic(), error=busy.body())
-        self._busy = call.base
+        self._busy, self._called = call.base, True
         try:
             outcome = await carry_out(client, call)
             # What the call did must be seen before the next plan: it was made for the state before.

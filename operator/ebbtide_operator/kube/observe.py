@@ -12,14 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx2
+from ebbtide_api.verbs import LEADER
 
 from .kinds import ApiError
 from .names import AGENT_PORT
 from .objects import Pod
 from .tokens import Tokens
-
-LEADER = "Ebbtide-Leader"
-"""The header in which every call carries the leader's epoch."""
 
 
 def agent_url(pod: Pod) -> str:
@@ -73,15 +71,17 @@ class Enrolled:
 
 
 class AgentTransport(httpx2.AsyncBaseTransport):
-    """Adds our token and the leader's epoch to every request."""
+    """Adds our token and the leader's epoch, as it is now, to every request: agents refuse an older leader's."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, tokens: Tokens, server_uid: str, leader: int) -> None:
+    def __init__(
+        self, inner: httpx2.AsyncBaseTransport, tokens: Tokens, server_uid: str, leader: Callable[[], int]
+    ) -> None:
         self._inner, self._tokens, self._uid, self._leader = inner, tokens, server_uid, leader
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request."""
         request.headers["Authorization"] = f"Bearer {await self._token()}"
-        request.headers[LEADER] = str(self._leader)
+        request.headers[LEADER] = str(self._leader())
         answer = await self._inner.handle_async_request(request)
         if answer.status_code == 401:
             self._tokens.forget(self._uid)  # the next call asks for another one
@@ -100,6 +100,6 @@ class AgentTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def transport_for(pem: str, tokens: Tokens, server_uid: str, leader: int) -> AgentTransport:
+def transport_for(pem: str, tokens: Tokens, server_uid: str, leader: Callable[[], int]) -> AgentTransport:
     """Return what reaches one pod's agent."""
     return AgentTransport(httpx2.AsyncHTTPTransport(verify=context_for(pem)), tokens, server_uid, leader)

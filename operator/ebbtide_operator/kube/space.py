@@ -30,7 +30,7 @@ from .driver import Ask, KubeDriver
 from .events import Events, transitions
 from .kinds import SERVERS, SETS, Api, ApiError
 from .leases import LeaseMovedError, LeaseRecords
-from .member import Reach
+from .member import Led, Reach
 from .names import Json
 from .objects import Child, text
 from .operations import KubeOperations
@@ -49,6 +49,7 @@ class Place:
     reach: Reach
     inventory: Cache[Child]
     folder: Path
+    led: Led = lambda _epoch, _ours: None
 
 
 class Space(Operator):
@@ -65,7 +66,7 @@ class Space(Operator):
             place.api,
             namespace,
             Applier(place.api, place.site, place.inventory),
-            Ask(place.reach, self.is_held, self._lessee),
+            Ask(place.reach, self.is_held, self._lessee, place.led),
         )
         self._by_group: dict[str, set[str]] = {}
         self._leases = LeaseRecords(place.api, namespace, self._told, self._owners)

@@ -41,6 +41,7 @@ class Call:
     body: Message
     instance: str | None = None
     deadline: float | None = None
+    leader: int = 0
 
     @property
     def digest(self) -> str:
@@ -123,7 +124,7 @@ class Executor:
 
     async def submit(self, call: Call) -> Operation:
         """Accept a call, or return what the same call was answered. Raises EbbtideError when it is refused."""
-        await self.fence(call.epoch)
+        await self.fence(call.epoch, call.leader)
         same = await self._same(call)
         if same is not None:
             return same
@@ -140,8 +141,20 @@ class Executor:
         slot.accepted.set_result(operation)
         return operation
 
-    async def fence(self, epoch: int) -> None:
-        """Keep the highest epoch seen. Raises STALE_EPOCH for a lower one."""
+    async def follow(self, leader: int) -> None:
+        """Keep the highest epoch of an operator seen. Raises STALE_EPOCH for a lower one: it leads no more."""
+        store = self._member.store
+        if leader > store.memory.leader:
+            # Durable before anything is done in its name, as below.
+            await store.save(leader=leader)
+            self._member.changed()
+        if leader < store.memory.leader:
+            sentence = f"the operator of epoch {leader} leads no more; that of {store.memory.leader} does"
+            raise EbbtideError(ErrorCode.STALE_EPOCH, sentence, leader=leader, current=store.memory.leader)
+
+    async def fence(self, epoch: int, leader: int) -> None:
+        """Keep the highest epoch of a lease seen. Raises STALE_EPOCH for a lower one, and what `follow` raises."""
+        await self.follow(leader)
         store = self._member.store
         if epoch > store.memory.epoch:
             # Durable before anything is done in its name: a restarted agent must still refuse the holder before.

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ebbtide_api.base import Message
 from ebbtide_api.errors import EbbtideError, ErrorCode
-from ebbtide_api.verbs import DEADLINE, EPOCH, IDEMPOTENCY_KEY, INSTANCE, Verb
+from ebbtide_api.verbs import DEADLINE, EPOCH, IDEMPOTENCY_KEY, INSTANCE, LEADER, Verb
 from pydantic import ValidationError
 
 from .executor import Call
@@ -42,7 +42,13 @@ def parse_call(verb: Verb, headers: Mapping[str, str], data: bytes) -> Call:
         body=parse_body(BODIES[verb], data),
         instance=headers.get(INSTANCE),
         deadline=None if deadline is None else parse_seconds(deadline, DEADLINE),
+        leader=parse_leader(headers),
     )
+
+
+def parse_leader(headers: Mapping[str, str]) -> int:
+    """Return the epoch of the operator that calls; 0 where it says none, as in local mode. Raises INVALID_REQUEST."""
+    return parse_number(headers.get(LEADER, "0"), LEADER)
 
 
 def parse_body(kind: type[Body], data: bytes, most: int = MAX_BODY) -> Body:

@@ -33,12 +33,14 @@ class Recorded(Reading):
 class Memory(Reading):
     """The remembered state. `current` is an operation that was running when this was written.
 
+    `epoch` is the highest seen of a lease, `leader` that of an operator: on a cluster one leads, others did before.
     `model` and `layout` are digests of what the rest was learned of: the weights, and how the engine runs them.
     """
 
     model: str = ""
     layout: str = ""
     epoch: int = 0
+    leader: int = 0
     committed: Committed = Committed()
     residual: int | None = None
     cycle: int = 0

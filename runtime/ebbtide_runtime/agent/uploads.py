@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from .agent import Agent
 from .auth import Callers
-from .http import MAX_BODY, parse_body, parse_number
+from .http import MAX_BODY, parse_body, parse_leader, parse_number
 from .steps.common import fresh_measurement, room
 
 _FILES = 2 << 20
@@ -62,6 +62,7 @@ class UploadRoutes:
     async def drop(self, request: Request) -> Response:
         """Forget a version."""
         self._callers.check(request.headers.get("authorization"))
+        await self._agent.executor.follow(parse_leader(request.headers))
         if EPOCH in request.headers:
             await self._enter(request)
         through = request.query_params.get("through") == "true"
@@ -71,7 +72,7 @@ class UploadRoutes:
     async def _enter(self, request: Request) -> tuple[int, int]:
         self._callers.check(request.headers.get("authorization"))
         version, epoch = _version(request), parse_number(request.headers.get(EPOCH, ""), EPOCH)
-        await self._agent.executor.fence(epoch)
+        await self._agent.executor.fence(epoch, parse_leader(request.headers))
         return version, epoch
 
 

@@ -64,6 +64,7 @@ def build(member: Member, operation: str | None, state_version: int) -> StateVec
         cache_epoch=page.get(Field.CACHE_EPOCH),
         level=_level(member),
         epoch=memory.epoch,
+        leader=memory.leader,
         instance=Instance(uid=config.uid, pid=page.get(Field.ENGINE_PID), start_time=page.get(Field.ENGINE_START)),
         boot=page.get(Field.BOOT),
         operation=operation,

@@ -162,6 +162,64 @@ def test_a_refused_call_of_a_new_epoch_ends_the_old_one(running: Pair) -> None:
     assert caller.state().epoch == 9
 
 
+def leading(member: Member, leader: int | None) -> Caller:
+    """A caller of an operator's epoch."""
+    caller = member.caller()
+    if leader is not None:
+        caller.http.headers["Ebbtide-Leader"] = str(leader)
+    return caller
+
+
+def test_an_older_leaders_calls_are_refused(running: Pair) -> None:
+    member, caller = running
+    assert caller.state().leader == 0
+    leading(member, 4).do(Verb.RESUME)
+    assert caller.state().leader == 4
+    for older in (3, None):
+        error = refused(leading(member, older), Verb.RESUME)
+        assert (error.status, error.code) == (412, "STALE_EPOCH")
+        assert error.body.details == {"leader": older or 0, "current": 4}
+        assert leading(member, older).state().leader == 4, "whoever looks is not refused"
+    leading(member, 5).do(Verb.RESUME)
+
+
+def test_an_older_leader_sends_no_weights_and_drops_none(running: Pair) -> None:
+    member, _ = running
+    begin = {"files": [{"name": "a", "length": 1}]}
+
+    def asked(leader: int, method: str, path: str = "", **how: Any) -> int:
+        http = leading(member, leader).http
+        return http.request(method, f"/v1/weights/7{path}", headers={"Ebbtide-Epoch": "1"}, **how).status_code
+
+    assert asked(4, "POST", json=begin) == 200
+    assert asked(3, "POST", json=begin) == 412
+    assert asked(3, "PUT", "/a?offset=0", content=b"x") == 412
+    assert asked(3, "POST", "/publish", json={"length": 1, "crc32c": 1}) == 412
+    assert asked(3, "DELETE") == 412
+    assert leading(member, 3).http.delete("/v1/weights/7").status_code == 412
+    assert (member.root / "memory/handoff/.v7.part").is_dir()
+    assert leading(member, 4).http.delete("/v1/weights/7").status_code == 200
+    assert not (member.root / "memory/handoff/.v7.part").exists()
+
+
+def test_a_leader_outlives_the_agent(member: Member) -> None:
+    caller = member.start()
+    to_running(caller)
+    leading(member, 6).do(Verb.RESUME)
+    member.kill()
+    again = member.start()
+    again.until(Phase.RUNNING)
+    assert again.state().leader == 6
+    assert refused(leading(member, 5), Verb.RESUME).status == 412
+
+
+def test_a_leader_that_is_no_number_is_named(running: Pair) -> None:
+    member, caller = running
+    caller.http.headers["Ebbtide-Leader"] = "me"
+    assert refused(caller, Verb.RESUME).code == "INVALID_REQUEST"
+    assert member.engine.process is not None
+
+
 def test_an_epoch_outlives_the_agent(member: Member) -> None:
     caller = member.start()
     to_running(caller)

@@ -13,6 +13,7 @@ from ebbtide_operator.kube.apply import Applier
 from ebbtide_operator.kube.cache import Cache
 from ebbtide_operator.kube.driver import Ask, KubeDriver
 from ebbtide_operator.kube.kinds import PODS, ApiError
+from ebbtide_operator.kube.member import PodMember
 from ebbtide_operator.kube.objects import Child, Pod
 from ebbtide_operator.kube.rollout import next_to_replace
 from ebbtide_operator.plan import GroupRecord, LeaseRecord, MemberView, ReturnIntent, Serve
@@ -269,6 +270,21 @@ def test_agents_forget_what_was_streamed_to_them_when_it_is_retired(fails: bool)
         stage.driver.retire("actor", 4)
         await until(lambda: client.dropped)
         assert client.dropped == [(4, True)]
+
+    play(scene)
+
+
+def test_the_leader_hears_what_agents_have_seen_and_whether_it_may_be_itself() -> None:
+    client, heard = Forgetful(fails=False), list[tuple[int, bool]]()
+
+    async def scene(stage: Stage) -> None:
+        member = PodMember(pod(), lambda _pod: client, lambda: None, lambda *told: heard.append(told))  # type: ignore[arg-type,return-value]
+        member._heard(state(leader=3, state_version=1))
+        member.agent()
+        member._heard(None)
+        member._heard(state(leader=4, state_version=2))
+        member._heard(state("other-0", leader=9, state_version=3))
+        assert heard == [(3, False), (4, True)]
 
     play(scene)
 

@@ -98,14 +98,14 @@ def test_every_request_carries_our_token_and_epoch_and_a_refused_token_is_droppe
         return httpx2.Response(401 if len(seen) == 1 else 200)
 
     async def ask() -> None:
-        transport = AgentTransport(httpx2.MockTransport(answer), tokens, "u1", 7)
+        transport = AgentTransport(httpx2.MockTransport(answer), tokens, "u1", lambda: 6 + len(seen))
         async with httpx2.AsyncClient(transport=transport, trust_env=False) as client:
             for _ in range(3):
                 await client.get("http://agent/v1/state", headers={"Authorization": "Bearer "})
 
     asyncio.run(ask())
     assert [headers["authorization"] for headers in seen] == ["Bearer t1", "Bearer t2", "Bearer t2"]
-    assert {headers["ebbtide-leader"] for headers in seen} == {"7"}
+    assert [headers["ebbtide-leader"] for headers in seen] == ["6", "7", "8"]
 
 
 # settings

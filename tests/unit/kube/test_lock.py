@@ -51,6 +51,48 @@ def test_a_restarted_container_of_the_same_pod_leads_at_once_with_another_epoch(
     assert asyncio.run(asyncio.wait_for(claim(api, "pod-a").acquire(), LIMIT)) == 2
 
 
+@pytest.mark.parametrize(
+    ("heard", "ours", "epoch"), [(5, False, 6), (5, True, 6), (1, False, 2), (1, True, 1), (0, False, 1)]
+)
+def test_a_lease_that_began_anew_goes_above_what_agents_have_seen(heard: int, ours: bool, epoch: int) -> None:
+    api = FakeApi()
+
+    async def lead() -> Leadership:
+        leader = claim(api, "pod-a")
+        await leader.acquire()
+        leader.hear_of(heard, ours)
+        renewed: list[int] = []
+
+        def enough() -> bool:
+            renewed.append(leader.epoch)
+            return len(renewed) > 2
+
+        await leader.keep(enough)
+        return leader
+
+    leader = asyncio.run(lead())
+    assert (leader.epoch, lease(api)["spec"]["leaseTransitions"]) == (epoch, epoch)
+
+
+def test_who_leads_no_more_never_goes_above(caplog: pytest.LogCaptureFixture) -> None:
+    api = FakeApi()
+
+    async def both() -> None:
+        first, second = claim(api, "pod-a"), claim(api, "pod-b")
+        await first.acquire()
+        await first.release()
+        stale = claim(api, "pod-a")
+        stale.epoch, stale._version = 1, "1"
+        assert await second.acquire() == 2
+        stale.hear_of(2, False)
+        with pytest.raises(LostError):
+            await stale.keep()
+        assert stale.epoch == 1
+
+    asyncio.run(both())
+    assert lease(api)["spec"]["leaseTransitions"] == 2
+
+
 def test_a_lease_that_was_given_up_is_free_at_once() -> None:
     api = FakeApi()
 
