@@ -11,6 +11,7 @@ from ebbtide_api.verbs import LeaseStage
 from ebbtide_operator.drive.agents import Unreachable
 from ebbtide_operator.kube.apply import Applier
 from ebbtide_operator.kube.cache import Cache
+from ebbtide_operator.kube.children.member import member_config
 from ebbtide_operator.kube.driver import Ask, KubeDriver
 from ebbtide_operator.kube.kinds import PODS, ApiError
 from ebbtide_operator.kube.member import PodMember
@@ -231,6 +232,11 @@ def test_weights_are_sent_to_agents_unless_the_spec_says_otherwise() -> None:
         assert not stage.driver.streams("actor")
 
     play(scene)
+
+
+def test_what_is_streamed_is_looked_for_where_agents_receive_it() -> None:
+    config = member_config(server())
+    assert config.handoff == config.received_dir == "/run/ebbtide/handoff"
 
 
 class Forgetful:
