@@ -15,12 +15,8 @@ from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.member import Engine, MemberConfig, Parking
 from ebbtide_operator.drive import birth, proc
 from ebbtide_operator.drive.layout import Layout
-<<<<<<< HEAD
 from ebbtide_operator.drive.processes import mark_of
-from ebbtide_operator.specs import budget_of, check, check_changes, view
-=======
 from ebbtide_operator.specs import budget_of, check, check_changes, member_config, view
->>>>>>> 201a035 (Give what a lease's holder sends to the agent of every member)
 
 from .given import server_of
 
