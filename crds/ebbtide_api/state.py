@@ -158,6 +158,8 @@ class StateVector(Reading):
     host_mib: float = 0
     host_limit_mib: float | None = None
     kv_blocks: int = 0
+    received: list[int] = Field(default_factory=list)
+    """Versions of the weights that were streamed into the member's own memory, whole, and are still there."""
     cycle: int = 0
     since: str = ""
     state_version: int = 0

@@ -136,8 +136,7 @@ class KubeDriver:
 
     def members(self, group: str) -> tuple[MemberView, ...]:
         """Return every member of a group that has a pod."""
-        found = [self._members[name] for name in sorted(self._groups.get(group, ()))]
-        return tuple(member.view(outdated=self._is_outdated(member.pod)) for member in found)
+        return tuple(member.view(outdated=self._is_outdated(member.pod)) for member in self._of(group))
 
     def uids(self, group: str) -> dict[str, str]:
         """Return the UID of every member's pod."""
@@ -164,9 +163,21 @@ class KubeDriver:
         return TrainerView(pid=0, alive=alive, used_mib=(lease.need_mib or 1.0) if alive else 0.0)
 
     def sources(self, record: GroupRecord) -> frozenset[str]:
-        """Return the folders of published weights that a record names: only the agents see whether they are there."""
+        """Return the folders of published weights that a record names, if the members can take them from there."""
         back = record.lease.back if record.lease else None
-        return frozenset({record.serve.source, (back.source or "") if back else ""} - {""})
+        named = {(record.serve.version, record.serve.source)}
+        named |= {(back.version or 0, back.source or "")} if back else set()
+        return frozenset(
+            source for version, source in named if source and self._is_there(record.group, version, source)
+        )
+
+    def _is_there(self, group: str, version: int, source: str) -> bool:
+        # A volume is seen by the agents alone. A relative path is in every member's own memory, which goes with its
+        # pod: a member that lacks it cannot catch up, and then nobody tries.
+        return source[0] == "/" or all(member.has(version) for member in self._of(group))
+
+    def _of(self, group: str) -> list[PodMember]:
+        return [self._members[name] for name in sorted(self._groups.get(group, ()))]
 
     def handoff(self, group: str) -> str:
         """Return the folder, as the members see it, in which weights of a group are published."""

@@ -54,6 +54,10 @@ class PodMember:
             trouble=self.pod.trouble,
         )
 
+    def has(self, version: int) -> bool:
+        """Say whether a streamed version was in the member's own memory when it was last heard of."""
+        return self._last is None or version in self._last.received
+
     async def see(self, pod: Pod) -> None:
         """Take the pod as it is now. Its address may have come, or gone with a restart of the whole pod."""
         moved = pod.ip != self.pod.ip

@@ -32,6 +32,15 @@ Room = Callable[[], Awaitable[int]]
 """Measures the bytes that may be taken now."""
 
 
+def received(folder: Path) -> list[int]:
+    """Return the versions that are in a folder, whole."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[1:]) for name in names if name[0] == "v" and name[1:].isdecimal())
+
+
 @dataclass
 class _Part:
     """A version that is being received. `epoch` is the lease's that it belongs to."""
@@ -132,7 +141,7 @@ class Receiver:
         return self._named(version).is_dir()
 
     def _versions(self) -> list[int]:
-        return [int(path.name[1:]) for path in self._folder.glob("v*") if path.name[1:].isdecimal()]
+        return received(self._folder)
 
     def _progress(self, version: int) -> Upload:
         if self._is_published(version):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ebbtide_api.state import KV, DeviceMemory, Inflight, Instance, Level, Phase, StateVector, Weights
 
 from ..native import Field
 from .lifecycle import MIB
 from .member import Member
+from .receive import received
 
 # What changes all the time, and is no news.
 _NOISE = {"inflight", "devices", "host_mib", "parked_mib", "state_version"}
@@ -76,6 +78,7 @@ def build(member: Member, operation: str | None, state_version: int) -> StateVec
         parked_mib=sum(rank.parked.mib for rank in ranks if rank.parked),
         host_mib=mib(measured.host_bytes) if measured else 0.0,
         host_limit_mib=_limit(member),
+        received=received(Path(config.received_dir)),
         kv_blocks=member.observed.kv_blocks if member.observed else 0,
         cycle=memory.cycle,
         since=member.since,

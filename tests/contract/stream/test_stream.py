@@ -12,6 +12,7 @@ from ebbtide import EbbtideError, ErrorCode, Loan, Progress, Stage
 from ebbtide_api.upload import CHUNK
 from ebbtide_runtime.native import crc32c
 
+from tests.support.polling import eventually
 from tests.support.streaming import FILE, MIB, StreamHouse, code, weights
 
 MEMBERS = ("chat-0", "chat-1")
@@ -26,6 +27,7 @@ def test_the_whole_way(house: StreamHouse) -> None:
     with house.group as group, group.borrow(on_progress=reports.append) as loan:
         published = loan.publish(weights(8), version=before + 1)
         assert [house.received(member) for member in MEMBERS] == [[f"v{before + 1}"]] * 2
+        eventually(lambda: [member["received"] for member in house.server()["members"]] == [[before + 1]] * 2)
         assert str(published.path) == f"handoff/v{before + 1}"
     assert house.versions() == [before + 1] * 2
     assert [house.copies(member) for member in MEMBERS] == [[f"v{before + 1}"]] * 2

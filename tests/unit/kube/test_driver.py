@@ -360,3 +360,23 @@ def test_pods_that_are_still_being_made_are_no_problem() -> None:
         assert stage.driver._short == {}
 
     play(scene)
+
+
+def test_streamed_weights_are_there_while_every_member_has_them() -> None:
+    async def scene(stage: Stage) -> None:
+        for name in ("tiny-0", "tiny-1"):
+            stage.driver.see_pod(None, pod(name))
+        first, second = (stage.driver._members[name] for name in ("tiny-0", "tiny-1"))
+        streamed = GroupRecord(group="actor", serve=Serve(version=3, source="handoff/v3"))
+        on_a_volume = GroupRecord(group="actor", serve=Serve(version=3, source="/var/lib/ebbtide-handoff/v3"))
+        assert stage.driver.sources(streamed) == {"handoff/v3"}, "nobody said that it lacks them"
+        first._heard(state("tiny-0", received=[3]))
+        second._heard(state("tiny-1", received=[2]))
+        assert stage.driver.sources(streamed) == frozenset()
+        assert stage.driver.sources(on_a_volume) == {"/var/lib/ebbtide-handoff/v3"}
+        second._heard(state("tiny-1", received=[2, 3], state_version=1))
+        assert stage.driver.sources(streamed) == {"handoff/v3"}
+        second._heard(None)
+        assert stage.driver.sources(streamed) == {"handoff/v3"}, "what was last heard of a pod still holds"
+
+    play(scene)
