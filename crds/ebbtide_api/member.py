@@ -87,6 +87,11 @@ class MemberConfig(Message):
         return f"{self.memory}/{RECEIVED}"
 
     @property
+    def headers_dir(self) -> str:
+        """The headers of the model's files, which the launcher leaves where the agent cannot see the model."""
+        return f"{self.home}/checkpoint"
+
+    @property
     def secret_path(self) -> str:
         """The boot secret that opens the engine's control routes (mode 0600)."""
         return f"{self.home}/secret"

@@ -8,6 +8,7 @@ engine's output is the launcher's own; the last line says why a launch ended. Ex
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -18,11 +19,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from ebbtide_api.member import Engine, MemberConfig
-from pydantic import ValidationError
+from ebbtide_api.member import Engine, MemberConfig, load_member
 
 from . import measure
-from .launcher import environment, processes, segments
+from .launcher import environment, pod, probes, processes, segments
 from .launcher.page import Board, open_or_create
 
 TICK_S = 0.01
@@ -46,7 +46,13 @@ class Launcher:
     """One launch of one member's engine."""
 
     def __init__(
-        self, member: MemberConfig, path: str, board: Board, command: list[str], reader: measure.Reader
+        self,
+        member: MemberConfig,
+        path: str,
+        board: Board,
+        command: list[str],
+        reader: measure.Reader,
+        drain_s: float = 0,
     ) -> None:
         self._member = member
         self._path = path
@@ -54,7 +60,10 @@ class Launcher:
         self._command = command
         self._reader = reader
         self._engine: subprocess.Popen[bytes] | None = None
+        self._drain_s = drain_s
         self._stopping = False
+        self._drain_due = math.inf
+        self.beat = -math.inf
         self._next_beat = 0.0
         self._next_measure = 0.0
         self._answered = -1
@@ -64,6 +73,11 @@ class Launcher:
     def stop(self, *_: Any) -> None:
         """End at the next tick. A signal handler."""
         self._stopping = True
+
+    @property
+    def serving(self) -> bool:
+        """Whether clients may be sent here: this launch's engine runs, and nobody asked for its end."""
+        return self._board.serving and not self._stopping
 
     def run(self) -> Exit:
         """Launch, and return how it ended. Nothing of the engine is left then."""
@@ -108,8 +122,16 @@ class Launcher:
         self._start()
         status: Exit | None = None
         while status is None:
-            status = self._tick() or (Exit.ASKED if self._stopping else self._died())
+            status = self._tick() or (self._drained() if self._stopping else self._died())
         return self._finish(status)
+
+    def _drained(self) -> Exit | None:
+        """Asked to end: let nobody in, and say whether those inside are through, or were waited for long enough."""
+        now = time.monotonic()
+        self._drain_due = min(self._drain_due, now + self._drain_s)
+        # Each time: an agent that was about to open the gate does not know that we end.
+        self._board.page.close_gate()
+        return Exit.ASKED if now >= self._drain_due or not self._board.page.inflight() else None
 
     def _start(self) -> None:
         env = environment.build(
@@ -121,7 +143,7 @@ class Launcher:
 
     def _tick(self) -> Exit | None:
         """Do what is due, wait a little, and say whether the agent ended this launch."""
-        now = time.monotonic()
+        now = self.beat = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_S
             self._board.beat()
@@ -198,12 +220,16 @@ def main(argv: list[str] | None = None, command_of: Callable[[str], list[str]] =
     parser.add_argument("--member", required=True, help="the member's member.json")
     path = os.path.abspath(parser.parse_args(argv).member)
     try:
-        member = MemberConfig.model_validate_json(Path(path).read_bytes())
-    except (OSError, ValidationError) as problem:
+        member, told = load_member(path), pod.Told.of(os.environ)
+        path = pod.settle(member, path, told)
+    except (OSError, ValueError) as problem:
         return _say(Exit.REFUSED, f"{path}: {problem}")
-    launcher = Launcher(member, path, Board(open_or_create(member.page_path)), command_of(path), reader(member))
+    board = Board(open_or_create(member.page_path))
+    launcher = Launcher(member, path, board, command_of(path), reader(member), told.drain_s)
     signal.signal(signal.SIGTERM, launcher.stop)
     signal.signal(signal.SIGINT, launcher.stop)
+    if told.probe_port is not None:
+        probes.serve(told.probe_port, launcher)
     return launcher.run()
 
 

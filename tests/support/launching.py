@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ebbtide_api.member import MemberConfig
@@ -34,14 +34,18 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None
 class Launch:
     """One launcher process. `engine` is the scripted engine's command; without it vLLM is launched."""
 
-    def __init__(self, path: Path, engine: list[str] | None = None) -> None:
+    def __init__(self, path: Path, engine: list[str] | None = None, env: Mapping[str, str] | None = None) -> None:
         self.member = MemberConfig.model_validate_json(path.read_bytes())
         self.log = Path(self.member.home) / "engine.log"
         before = self._boot()
         start = [sys.executable, "-c", _FAKE] if engine else [sys.executable, "-m", "ebbtide_runtime.launch"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*start, "--member", str(path), *(engine or [])], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                [*start, "--member", str(path), *(engine or [])],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
             )
         until(lambda: self._boot() > before or self.process.poll() is not None, "the launcher")
         self.page = Page.open(self.member.page_path)

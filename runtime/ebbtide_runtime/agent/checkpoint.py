@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 MAX_HEADER = 100 << 20  # the limit of safetensors itself
 _LENGTH = 8
 _INDEX = "model.safetensors.index.json"
+_CONFIG = "config.json"
 _TIED = "lm_head.weight"
 
 
@@ -69,12 +71,16 @@ def _placed(name: str, entry: Any, start: int) -> Placed:
 
 def read_header(path: Path) -> dict[str, Placed]:
     """Read and parse the header of a file of ours. Raises CheckpointError, OSError."""
+    return parse_header(_raw_header(path))
+
+
+def _raw_header(path: Path) -> bytes:
     with path.open("rb") as file:
         prefix = file.read(_LENGTH)
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER:
             raise CheckpointError(f"{path.name}: a header of {length} bytes is more than {MAX_HEADER}")
-        return parse_header(prefix + file.read(length))
+        return prefix + file.read(length)
 
 
 def read_expected(model: str, environment: Mapping[str, str] = os.environ) -> Expected:
@@ -89,6 +95,26 @@ def read_expected(model: str, environment: Mapping[str, str] = os.environ) -> Ex
     return Expected(tensors, tied)
 
 
+def copy_headers(model: str, target: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """Make `target` a checkpoint of headers alone, for who cannot see the model itself. Raises CheckpointError.
+
+    What was there before is replaced whole.
+    """
+    folder, fresh = _resolve(model, environment), target.with_name(f".{target.name}.new")
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True, mode=0o700)
+        for name in (_INDEX, _CONFIG):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, fresh / name)
+        for name in _files(folder):
+            (fresh / name).write_bytes(_raw_header(folder / name))
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
 def _files(folder: Path) -> list[str]:
     index = folder / _INDEX
     if index.is_file():
@@ -100,7 +126,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _ties(folder: Path) -> bool:
-    path = folder / "config.json"
+    path = folder / _CONFIG
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return bool(config.get("tie_word_embeddings") or config.get("text_config", {}).get("tie_word_embeddings"))
 

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from ebbtide_api.state import PHASE_NUMBER, Phase
+
 from ..native import Field, Measurement, NativeError, Page, Status
 
 
@@ -43,6 +45,11 @@ class Board:
     def granted(self) -> bool:
         """Whether the agent said that this launch's engine owns the device."""
         return self.page.get(Field.GRANT) == self.boot
+
+    @property
+    def serving(self) -> bool:
+        """Whether this launch's engine runs: the phase alone may be the one before, until the agent looks again."""
+        return self.granted and self.page.get(Field.PHASE) == PHASE_NUMBER[Phase.RUNNING]
 
     @property
     def killed(self) -> bool:

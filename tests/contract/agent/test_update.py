@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ebbtide_api.state import KV, Phase, Weights
 from ebbtide_api.verbs import Verb
+from ebbtide_runtime.agent.checkpoint import copy_headers
 
 from tests.contract.agent.conftest import Make
 from tests.support.agents import MIB, Caller, RefusedError, faster
@@ -68,6 +69,18 @@ SPOILED = {
     "VERSION_MISMATCH": version,
     "UNREADABLE": link,
 }
+
+
+def test_the_headers_that_the_launcher_left_stand_for_a_model_out_of_sight(running: Pair) -> None:
+    """In a pod the model is in the engine's container alone."""
+    member, caller = running
+    model = Path(member.config.model)
+    copy_headers(str(model), Path(member.config.headers_dir))
+    model.rename(model.with_name("elsewhere"))
+    cycle(member, caller, 1)
+    to_weights(caller)
+    error = caller.fail(Verb.BEGIN_UPDATE, member.publish(2, missing))
+    assert error.details["reason"] == "TENSOR_MISSING"
 
 
 def test_spoiled_weights_are_refused_by_name_and_the_old_ones_serve_on(running: Pair) -> None:

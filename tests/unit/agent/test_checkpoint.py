@@ -10,6 +10,7 @@ from ebbtide_runtime.agent.checkpoint import (
     CheckpointError,
     Placed,
     TensorShape,
+    copy_headers,
     parse_header,
     read_expected,
     read_header,
@@ -110,3 +111,24 @@ def test_a_checkpoint_that_cannot_be_read_says_so(tmp_path: Path, spoil: str) ->
         (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     with pytest.raises(CheckpointError):
         read_expected("org/none" if spoil == "nowhere" else str(model), {"HF_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_copy_of_the_headers_says_the_same_and_holds_no_weights(tmp_path: Path, shards: int) -> None:
+    model, copy = make_model(tmp_path / "model", shards=shards), tmp_path / "home" / "checkpoint"
+    (model / "config.json").write_text('{"tie_word_embeddings": true}')
+    copy.mkdir(parents=True)
+    (copy / "of-another-model.safetensors").write_bytes(b"old")
+    copy_headers(str(model), copy, {})
+    assert read_expected(str(copy), {}) == read_expected(str(model), {})
+    for file in copy.glob("*.safetensors"):
+        assert file.stat().st_size < (model / file.name).stat().st_size
+    assert [path.name for path in copy.parent.iterdir()] == ["checkpoint"]
+
+
+def test_a_model_without_headers_leaves_the_copy_alone(tmp_path: Path) -> None:
+    copy = tmp_path / "checkpoint"
+    copy_headers(str(make_model(tmp_path / "model")), copy, {})
+    with pytest.raises(CheckpointError):
+        copy_headers(str(tmp_path / "gone"), copy, {"HF_HOME": str(tmp_path)})
+    assert set(read_expected(str(copy), {}).tensors) == set(SHAPES)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
+from ebbtide_api.member import MemberConfig
 from ebbtide_api.state import Phase, Weights
 from ebbtide_api.verbs import BeginUpdateRequest, CommitUpdateRequest, Nothing
 
@@ -99,9 +100,15 @@ class BeginUpdate(Action[BeginUpdateRequest]):
 
 async def _expected(member: Member) -> Expected:
     try:
-        return await asyncio.to_thread(read_expected, member.config.model)
+        return await asyncio.to_thread(_read_expected, member.config)
     except CheckpointError as error:
         raise _invalid(Bad(Reason.UNREADABLE, f"the original checkpoint: {error}")) from error
+
+
+def _read_expected(config: MemberConfig) -> Expected:
+    # Where the launcher left the headers, the model is in its container alone.
+    left = Path(config.headers_dir).is_dir()
+    return read_expected(config.headers_dir if left else config.model)
 
 
 async def _in_thread(job: Ingest) -> Ingested | Bad | Refusal:
