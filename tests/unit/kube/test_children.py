@@ -164,6 +164,16 @@ def test_the_grace_period_holds_all_that_happens_in_it(timeout: str, drain: int)
     assert at(spec, "containers.engine.lifecycle.preStop.sleep.seconds") == PROPAGATION_S
 
 
+def test_the_agent_sees_the_processes_whose_end_it_must_notice() -> None:
+    assert pod()["shareProcessNamespace"] is True
+    patched = pod(template={"spec": {"shareProcessNamespace": False}})
+    assert patched["shareProcessNamespace"] is True
+
+
+def test_the_launcher_answers_where_the_kubelet_asks() -> None:
+    assert at(pod(), "containers.engine.env.EBBTIDE_PROBE_PORT")["value"] == "7413"
+
+
 def test_pods_are_replaced_by_us_alone() -> None:
     spec = stateful_set()["spec"]
     assert spec["updateStrategy"] == {"type": "OnDelete"}
@@ -186,7 +196,7 @@ def test_memory_volumes_are_limited_and_counted_into_the_limits() -> None:
     spec = pod()
     assert at(spec, "volumes.ebbtide-memory.emptyDir") == {"medium": "Memory", "sizeLimit": "1040Mi"}
     # Who writes a page is charged for it: parked weights by the engine, copies of published weights by the agent.
-    assert at(spec, "containers.engine.resources.limits.memory") == "5136Mi"
+    assert at(spec, "containers.engine.resources.limits.memory") == "5648Mi"
     assert at(spec, "initContainers.agent.resources.limits.memory") == "1424Mi"
 
 
@@ -201,9 +211,18 @@ def test_without_a_limit_for_host_memory_nothing_is_limited_by_us() -> None:
     assert "limits" not in at(spec, "initContainers.agent.resources")
 
 
-@pytest.mark.parametrize(("tensor", "shm"), [(1, None), (2, "1Gi")])
-def test_ranks_get_shared_memory_to_talk_over(tensor: int, shm: str | None) -> None:
-    spec = pod(parallelism={"tensor": tensor})
+@pytest.mark.parametrize(
+    ("devices", "tensor", "shm"),
+    [
+        ({"claim": "gpus"}, 1, None),
+        ({"claim": "gpus"}, 2, "1Gi"),
+        # A CPU engine's only rank is a process of its own, too.
+        ({"cpu": {"memory": "4Gi"}}, 1, "512Mi"),
+        ({"cpu": {"memory": "4Gi"}}, 2, "1Gi"),
+    ],
+)
+def test_ranks_get_shared_memory_to_talk_over(devices: Any, tensor: int, shm: str | None) -> None:
+    spec = pod(parallelism={"tensor": tensor}, colocation={"devices": devices, "hostMemoryLimit": "1Gi"})
     limits = [volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"] if volume["name"] == "ebbtide-shm"]
     mounts = [mount["mountPath"] for mount in at(spec, "containers.engine.volumeMounts")]
     assert limits == ([shm] if shm else [])

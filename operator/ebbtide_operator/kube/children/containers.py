@@ -196,6 +196,7 @@ def _engine_env(server: InferenceServer) -> list[Json]:
     return [
         _value("PYTHONPATH", PAYLOAD_DIR),
         _value("EBBTIDE_DRAIN_S", str(drain_seconds(server))),
+        _value("EBBTIDE_PROBE_PORT", str(PROBE_PORT)),
         # No user of that number need exist in the image: its name and its home come from here.
         _value("HOME", CACHE_DIR),
         _value("USER", "ebbtide"),

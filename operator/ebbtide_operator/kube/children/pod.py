@@ -70,6 +70,8 @@ def _fixed(server: InferenceServer, site: Site) -> Json:
             "containers": [engine_fixed(server, handoff=handoff)],
             "volumes": _volumes(server),
             "restartPolicy": "Always",
+            # The agent tells a live engine from a dead one by its process, and so does the page's count of requests.
+            "shareProcessNamespace": True,
             "serviceAccountName": site.engine_account,
             "automountServiceAccountToken": False,
             **claims,

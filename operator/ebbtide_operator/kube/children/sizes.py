@@ -62,7 +62,8 @@ def cpu_budget(server: InferenceServer) -> int | None:
 
 def _shm(server: InferenceServer) -> int | None:
     ranks = server.spec.parallelism.tensor * server.spec.parallelism.pipeline
-    return SHM_PER_RANK * ranks if ranks > 1 else None
+    # On the CPU a single rank is a process of its own, too.
+    return SHM_PER_RANK * ranks if ranks > 1 or cpu_budget(server) is not None else None
 
 
 def quantity(value: int) -> str:
