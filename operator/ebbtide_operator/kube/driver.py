@@ -31,6 +31,8 @@ RETRY = 1.0
 """Seconds until a server whose children's names are taken is looked at again."""
 PATIENCE = 10.0
 """Seconds that a StatefulSet may take to make its pods; it takes none where nothing refuses them."""
+HEARING = 60.0
+"""Seconds in which every agent that lives has enrolled at a new operator: until then, silence tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Ask:
     """Which group a lease is of."""
     led: Led = lambda _epoch, _ours: None
     """Whom to tell which operator an agent follows."""
+    hearing: float = HEARING
+    """How long agents that were never heard get to enrol before their pods count as broken."""
 
 
 class KubeDriver:
@@ -54,6 +58,7 @@ class KubeDriver:
         self.problems: dict[str, Problem] = {}
         self._api, self._namespace, self._applier = api, namespace, applier
         self._reach, self._held, self._lessee, self._led = ask.reach, ask.held, ask.lessee, ask.led
+        self._born, self._hearing = time.monotonic(), ask.hearing
         self._changed: Changed = lambda _group: None
         self._servers: dict[str, InferenceServer] = {}
         self._members: dict[str, PodMember] = {}
@@ -247,7 +252,12 @@ class KubeDriver:
 
     async def _roll(self, server: InferenceServer) -> None:
         views = [view for view in self.members(server.group) if view.server == server.name]
-        name = next_to_replace(views, server.spec.replicas)
+        early = self._hearing - (time.monotonic() - self._born)
+        if early > 0 and any(view.outdated and not (view.state or view.last or view.trouble) for view in views):
+            self._queue.add_after(server.name, early)
+            return
+        ready = {view.name for view in views if self._members[view.name].pod.ready}
+        name = next_to_replace(views, server.spec.replicas, ready)
         pod = self._members[name].pod if name else None
         if pod is None or pod.deleting or pod.uid in self._deleting:
             return

@@ -44,12 +44,12 @@ def pod(name: str = "tiny-0", uid: str = "", **changes: Any) -> Pod:
 class Stage:
     """A driver on a server in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, hearing: float = 0) -> None:
         self.api = FakeApi()
         self.held: set[str] = set()
         self.told: list[str] = []
         self.inventory: Cache[Child] = Cache(lambda old, new: self.driver.see_child(old, new))
-        ask = Ask(lambda _pod: None, lambda group: group in self.held, {"l1": "actor"}.get)
+        ask = Ask(lambda _pod: None, lambda group: group in self.held, {"l1": "actor"}.get, hearing)
         self.driver = KubeDriver(self.api, NS, Applier(self.api, SITE, self.inventory), ask)
         self.driver.listen(self.told.append)
 
@@ -63,9 +63,9 @@ class Stage:
         self.inventory.see(replace(found, revision=revision, settled=True, version=found.version + 1))
 
 
-def play(scene: Callable[[Stage], Awaitable[None]]) -> None:
+def play(scene: Callable[[Stage], Awaitable[None]], hearing: float = 0) -> None:
     async def run() -> None:
-        stage = Stage()
+        stage = Stage(hearing)
         try:
             await scene(stage)
         finally:
@@ -298,6 +298,22 @@ def test_the_leader_hears_what_agents_have_seen_and_whether_it_may_be_itself() -
 # rollout
 
 
+def test_a_new_operator_waits_for_agents_to_enrol_before_it_replaces_their_pods() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server(replicas=2)})
+        await until(lambda: stage.inventory.get((NS, "StatefulSet", "tiny")))
+        for name in ("tiny-0", "tiny-1"):
+            version = int(stage.put_pod(name)["metadata"]["resourceVersion"])
+            stage.driver.see_pod(None, pod(name, revision="old", version=version, ready=False))
+        stage.api.written()
+        began = asyncio.get_running_loop().time()
+        stage.set_revision("new")
+        await until(lambda: [name for verb, _, name in stage.api.written() if verb == "delete"])
+        assert asyncio.get_running_loop().time() - began > 0.3
+
+    play(scene, hearing=0.5)
+
+
 def member(ordinal: int, phase: Phase | None = Phase.RUNNING, *, outdated: bool = True, **changes: Any) -> MemberView:
     return replace(view(f"tiny-{ordinal}", phase), outdated=outdated, **changes)
 
@@ -313,6 +329,13 @@ def test_the_highest_ordinal_goes_first_and_the_next_when_it_is_back() -> None:
 def test_who_does_not_work_anyway_goes_first() -> None:
     assert next_to_replace([member(0, None), member(1)], 2) == "tiny-0"
     assert next_to_replace([member(0, Phase.FAULTED), member(1, None, outdated=False)], 2) == "tiny-0"
+
+
+def test_who_serves_is_not_taken_for_broken_while_its_agent_is_silent() -> None:
+    both = [member(0, None), member(1, None)]
+    assert next_to_replace(both, 2, {"tiny-0", "tiny-1"}) == "tiny-1"
+    assert next_to_replace([both[0], member(1, Phase.STARTING, outdated=False)], 2, {"tiny-0"}) is None
+    assert next_to_replace(both, 2, {"tiny-1"}) == "tiny-0"
 
 
 def test_sleepers_are_replaced_like_the_others_and_busy_ones_are_waited_for() -> None:
