@@ -42,6 +42,15 @@ def test_there_are_three_kinds_of_pods() -> None:
     assert set(pods(objects())) == {"Deployment/ebbtide-operator", "Job/ebbtide-uninstall", "Pod/ebbtide-test"}
 
 
+def test_the_operator_knows_which_pod_of_its_name_it_is() -> None:
+    """A StatefulSet's or a hand-made pod comes back under its name: the UID in the leader's Lease tells them apart."""
+    (operator,) = pods(objects())["Deployment/ebbtide-operator"]["containers"]
+    fields = {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in operator["env"] if "valueFrom" in each
+    }
+    assert fields == {"POD_NAME": "metadata.name", "POD_UID": "metadata.uid", "POD_NAMESPACE": "metadata.namespace"}
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
