@@ -47,6 +47,8 @@ def make(
     _tokenizer().save_pretrained(building)
     _model(hidden, layers, seed, tied).save_pretrained(building)
     (building / "recipe.json").write_text(json.dumps(recipe))
+    for file in building.iterdir():
+        file.chmod(0o644)  # weights come out for their owner alone, and no user of a container is that
     # By rename, so that nobody ever loads half a model.
     shutil.rmtree(target, ignore_errors=True)
     building.rename(target)
