@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ebbtide_api.server import InferenceServer
 from fastapi import FastAPI, Request
@@ -24,8 +24,12 @@ def build(
     *,
     shutdown: Callable[[], None] = lambda: None,
     remember: Callable[[InferenceServer], None] = lambda _server: None,
+    passing: Iterable[type[Exception]] = (),
 ) -> ASGIApp:
-    """Return the application of an operator. `remember` keeps an applied server; `shutdown` ends everything."""
+    """Return the application of an operator. `remember` keeps an applied server; `shutdown` ends everything.
+
+    `passing` are errors that pass by themselves: callers are told to ask again.
+    """
     app = FastAPI(title="Ebbtide", docs_url=None, redoc_url=None)
     app.state.operator, app.state.shutdown, app.state.remember = operator, shutdown, remember
     app.state.pieces = asyncio.Semaphore(weights.AT_ONCE)
@@ -46,5 +50,5 @@ def build(
     app.include_router(groups.router)
     app.include_router(servers.router)
     app.include_router(weights.router)
-    answer_errors(app)
+    answer_errors(app, passing)
     return Guard(app, token, operator.settings.body_limit, weights.limit_of)

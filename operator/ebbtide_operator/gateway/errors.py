@@ -50,8 +50,17 @@ async def _unknown(request: Request, error: Exception) -> JSONResponse:
     return error_response(EbbtideError(ErrorCode.INTERNAL, f"the gateway failed: {type(error).__name__}"))
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Answer every error with its code."""
+async def _passing(request: Request, error: Exception) -> JSONResponse:
+    log.warning("%s %s: %s", request.method, request.url.path, error)
+    message = "what the call decides could not be kept, so nothing was changed"
+    again = "Send the call again with the same Idempotency-Key."
+    return error_response(EbbtideError(ErrorCode.UNREACHABLE, message, next_action=again))
+
+
+def answer_errors(app: FastAPI, passing: Iterable[type[Exception]] = ()) -> None:
+    """Answer every error with its code. `passing` are those that pass by themselves."""
+    for kind in passing:
+        app.add_exception_handler(kind, _passing)
     app.add_exception_handler(EbbtideError, _known)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)

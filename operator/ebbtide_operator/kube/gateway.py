@@ -22,10 +22,14 @@ from ebbtide_operator.gateway.app import build
 from ebbtide_operator.gateway.guard import error_response
 
 from .auth import Authenticator, Caller
+from .kinds import ApiError
+from .leases import LeaseMovedError
 from .names import ENGINE_ACCOUNT
 from .observe import Enrolled
 from .space import Space
 
+PASSING = (ApiError, LeaseMovedError)
+"""The API server did not answer, or somebody else wrote first and is read by now: a repeated call decides anew."""
 LARGEST_CERTIFICATE = 16 << 10
 _PLACED = re.compile(r"^/namespaces/([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)(/v1/.*)$")
 _GROUP = re.compile(r"^/v1/groups/([^/:]+)([/:]|$)")
@@ -126,7 +130,7 @@ class Gateway:
     def _inner(self, space: Space, path: str) -> ASGIApp:
         known = self._apps.get(id(space))
         if known is None or known[0] is not space:
-            known = self._apps[id(space)] = (space, build(space, self._token))
+            known = self._apps[id(space)] = (space, build(space, self._token, passing=PASSING))
         app = known[1]
 
         async def inner(scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,6 +8,7 @@ import logging
 import httpx2
 import pytest
 from ebbtide_api.errors import RULES, ErrorBody
+from ebbtide_operator.gateway.app import build
 from fastapi import FastAPI
 
 from .conftest import GROUP, TOKEN, House, code
@@ -133,6 +134,28 @@ async def test_a_record_that_cannot_be_written_changes_nothing(house: House, mon
         assert code(answer, 500) == "INTERNAL"
         assert house.record.lease is None
     assert (await house.acquire())["stage"] == "Granted"
+
+
+async def test_where_records_are_kept_elsewhere_a_failed_write_is_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AwayError(OSError):
+        """What an API server that does not answer raises."""
+
+    def away(_self: object, _record: object) -> None:
+        raise AwayError("not now")
+
+    app = build(house.operator, TOKEN, passing=(AwayError,))
+    transport = httpx2.ASGITransport(app)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Idempotency-Key": "k"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(house.operator.records), "save", away)
+            answer = await client.post(f"{GROUP}/lease", json={"holder": "a"})
+            assert code(answer, 503) == "UNREACHABLE"
+            assert house.record.lease is None
+        answer = await client.post(f"{GROUP}/lease", json={"holder": "a"})
+    assert answer.json()["stage"] == "Granted"
 
 
 async def test_long_polls_end_when_the_operator_stops(house: House) -> None:
