@@ -14,7 +14,7 @@ from ebbtide.client import Group
 def turn(group: Group, number: int) -> None:
     """Borrow once."""
     began = time.monotonic()
-    with group.borrow(ttl=float(os.environ.get("TTL", "30")), timeout=120) as loan:
+    with group.borrow(ttl=float(os.environ["TTL"]), timeout=120) as loan:
         say(turn=number, what="lend", ms=milliseconds(began), result=loan.lend.wire())
         while not Path(f"/tmp/back-{number}").exists():
             loan.check()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from . import trainer
 from .images import Image, Images
-from .kube import apply, kubectl, namespace
+from .kube import apply, helm, kubectl, namespace
+from .process import ROOT, timed
+from .serving import HOME, Serving, server
+
+CHART = str(ROOT / "charts" / "ebbtide")
+CRDS = ("inferenceservers.ebbtide.dev", "kvcachepolicies.ebbtide.dev")
+START_S = 300  # two engines start at once on two cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,3 +42,24 @@ def space(request: pytest.FixtureRequest) -> Iterator[str]:
     apply(namespace(name))
     yield name
     kubectl("delete", "namespace", name, "--wait=true", "--timeout=90s")
+
+
+@pytest.fixture(scope="session")
+def serving(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The chart with the real operator, and a server of two replicas that serve. They take two minutes to start."""
+    apply(namespace(HOME))
+    repository, _, tag = images.ebbtide.name.rpartition(":")
+    file = tmp_path_factory.mktemp("lend") / "values.json"
+    file.write_text(json.dumps({"image": {"repository": repository, "tag": tag}}))
+    helm("install", "ebbtide", CHART, "-n", HOME, "-f", str(file), "--wait", "--timeout", "120s")
+    try:
+        trainer.allow(HOME)
+        made = Serving(HOME, server(HOME, images.engine.name))
+        with timed("two engines serve"):
+            made.wait("Serving", 2, START_S)
+        yield made
+    finally:
+        helm("uninstall", "ebbtide", "-n", HOME, "--ignore-not-found", "--wait", "--timeout", "180s")
+        kubectl("delete", "namespace", HOME, "--wait=true", "--timeout=90s")
+        # Kept by the uninstall, and another release's until they are gone.
+        kubectl("delete", "crd", *CRDS)

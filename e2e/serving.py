@@ -7,7 +7,9 @@ from typing import Any
 
 from .kube import Object, apply, get, kubectl, until
 
+HOME = "e2e-lend"
 NAME, GROUP = "tiny", "actor"
+PODS = [f"{NAME}-0", f"{NAME}-1"]
 MIB = 1 << 20
 KV_MIB = 1024
 _PLACES = ("/sys/fs/cgroup/memory/memory.stat", "/sys/fs/cgroup/memory.stat")  # version 1, version 2
@@ -84,9 +86,10 @@ class Serving:
         """Run Python in a pod's engine container."""
         return kubectl("exec", pod, "-n", self.space, "-c", "engine", "--", "python3", "-c", code)
 
-    def tokens(self, prompt: str = "the quick brown", count: int = 8) -> list[int]:
-        """Return greedy tokens, asked for at the Service by its name."""
-        body = {"model": NAME, "prompt": prompt, "max_tokens": count, "temperature": 0, "return_token_ids": True}
+    def tokens(self, count: int = 8) -> list[int]:
+        """Return greedy tokens, asked for at the Service by its name; never fewer."""
+        body = {"model": NAME, "prompt": "the quick brown", "max_tokens": count, "temperature": 0}
+        body |= {"return_token_ids": True, "ignore_eos": True}
         url = f"http://{NAME}.{self.space}.svc:8000/v1/completions"
         code = (
             "import json, urllib.request as web;"

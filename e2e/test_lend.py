@@ -3,50 +3,14 @@
 Memory is read from the cgroups of the engines' containers, beside what Ebbtide says.
 """
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from . import trainer
 from .images import Images
-from .kube import apply, helm, kubectl, namespace
-from .process import ROOT, say, timed
-from .serving import GROUP, KV_MIB, NAME, Serving, server
+from .kube import apply, kubectl
+from .process import say
+from .serving import GROUP, HOME, KV_MIB, NAME, PODS, Serving
 from .trainer import Trainer
-
-CHART = str(ROOT / "charts" / "ebbtide")
-CRDS = ("inferenceservers.ebbtide.dev", "kvcachepolicies.ebbtide.dev")
-HOME = "e2e-lend"
-PODS = [f"{NAME}-0", f"{NAME}-1"]
-START_S = 300  # two engines start at once on two cores
-
-
-def values(images: Images, folder: Path) -> str:
-    repository, _, tag = images.ebbtide.name.rpartition(":")
-    file = folder / "values.json"
-    file.write_text(json.dumps({"image": {"repository": repository, "tag": tag}}))
-    return str(file)
-
-
-@pytest.fixture(scope="module")
-def serving(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """The chart with the real operator, and a server of two replicas that serve."""
-    apply(namespace(HOME))
-    file = values(images, tmp_path_factory.mktemp("lend"))
-    helm("install", "ebbtide", CHART, "-n", HOME, "-f", file, "--wait", "--timeout", "120s")
-    try:
-        trainer.allow(HOME)
-        made = Serving(HOME, server(HOME, images.engine.name))
-        with timed("two engines serve"):
-            made.wait("Serving", 2, START_S)
-        yield made
-    finally:
-        helm("uninstall", "ebbtide", "-n", HOME, "--wait", "--timeout", "180s")
-        kubectl("delete", "namespace", HOME, "--wait=true", "--timeout=90s")
-        # Kept by the uninstall, and another release's until they are gone.
-        kubectl("delete", "crd", *CRDS)
 
 
 def test_both_replicas_serve_and_none_had_to_be_restarted(serving: Serving) -> None:

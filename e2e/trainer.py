@@ -22,7 +22,7 @@ def allow(space: str) -> None:
     kubectl(*bind, f"--serviceaccount={space}:{ACCOUNT}")
 
 
-def job(name: str, space: str, image: str, group: str, turns: int) -> Object:
+def job(name: str, space: str, image: str, group: str, turns: int = 1, ttl: int = 30) -> Object:
     """Return the Job. What is mounted and set is all that a trainer needs to find the gateway."""
     trainer = container("trainer", image, [PYTHON, "-c", PROGRAM.read_text()])
     url = {"configMapKeyRef": {"name": "ebbtide-gateway", "key": "url"}}
@@ -31,6 +31,7 @@ def job(name: str, space: str, image: str, group: str, turns: int) -> Object:
         "SSL_CERT_FILE": "/etc/ebbtide/ca.crt",
         "GROUP": group,
         "TURNS": str(turns),
+        "TTL": str(ttl),
     }
     trainer["env"] = [{"name": "EBBTIDE_URL", "valueFrom": url}]
     trainer["env"] += [{"name": each, "value": value} for each, value in values.items()]

@@ -3,6 +3,7 @@
 import helm_python
 import pytest
 import yaml
+from ebbtide_operator.kube.operations import NAME as OPERATIONS
 
 from .rendering import CHART, NOTES, SHAPES, Object, objects, of_kind, one, texts
 
@@ -127,3 +128,12 @@ def test_lint_finds_nothing(version: str, shape: Object) -> None:
 
 def test_old_clusters_are_refused_by_name() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"] == ">=1.29.0-0"
+
+
+def test_the_record_of_operations_goes_with_the_release() -> None:
+    """The operator writes it where servers are; what only the operator made would be left behind."""
+    found = of_kind("ConfigMap", objects({"watchNamespaces": ["a", "b"]}))
+    kept = [each for each in found if each["metadata"]["name"] == OPERATIONS]
+    assert {each["metadata"]["namespace"] for each in kept} == {"a", "b"}
+    # An upgrade takes nothing out of it: the chart says nothing of its data.
+    assert not any("data" in each for each in kept)

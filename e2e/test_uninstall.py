@@ -1,0 +1,22 @@
+"""An uninstall while real engines serve. It is the last that happens to them: these cases come after those of lends."""
+
+from .kube import get, helm, kubectl, until
+from .serving import HOME, Serving
+
+KINDS = "pods,statefulsets,services,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,roles"
+# The API server's own, the trainers' account that the tests made, and the Lease by which operators take turns.
+LEFT = {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", "ServiceAccount/trainer", "Lease/ebbtide-operator"}
+
+
+def left() -> set[str]:
+    found = get(f"{KINDS},leases.coordination.k8s.io", "-n", HOME)["items"]
+    return {f"{each['kind']}/{each['metadata']['name']}" for each in found}
+
+
+def test_an_uninstall_with_live_servers_leaves_nothing_of_them(serving: Serving) -> None:
+    kubectl("delete", "jobs", "--all", "-n", HOME, "--cascade=foreground", "--timeout=60s")
+    assert serving.pods()
+    helm("uninstall", "ebbtide", "-n", HOME, "--wait", "--timeout", "180s")
+    assert serving.pods() == []
+    until("nothing is left", lambda: left() <= LEFT, 60)
+    assert kubectl("get", "isv", "-A", "-o", "name") == ""
