@@ -24,6 +24,10 @@ def test_it_is_made_again_only_when_asked_for_another(model: Path) -> None:
     assert not list(model.parent.glob(".*"))
 
 
+def test_any_user_of_a_container_may_read_it(model: Path) -> None:
+    assert {file.stat().st_mode & 0o777 for file in model.iterdir()} == {0o644}
+
+
 def test_the_tokenizer_fills_the_vocabulary(model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert len(tokenizer) == VOCABULARY == json.loads((model / "config.json").read_text())["vocab_size"]
