@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LeaseStage
 from ebbtide_operator.drive.agents import Unreachable
 from ebbtide_operator.kube.apply import Applier
@@ -16,12 +15,11 @@ from ebbtide_operator.kube.driver import Ask, KubeDriver
 from ebbtide_operator.kube.kinds import PODS, ApiError
 from ebbtide_operator.kube.member import PodMember
 from ebbtide_operator.kube.objects import Child, Pod
-from ebbtide_operator.kube.rollout import next_to_replace
-from ebbtide_operator.plan import GroupRecord, LeaseRecord, MemberView, ReturnIntent, Serve
+from ebbtide_operator.plan import GroupRecord, LeaseRecord, ReturnIntent, Serve
 
 from .fake_api import FakeApi
 from .given import SITE, UID, server
-from .views import state, view
+from .views import state
 
 NS = "models"
 
@@ -49,7 +47,7 @@ class Stage:
         self.held: set[str] = set()
         self.told: list[str] = []
         self.inventory: Cache[Child] = Cache(lambda old, new: self.driver.see_child(old, new))
-        ask = Ask(lambda _pod: None, lambda group: group in self.held, {"l1": "actor"}.get, hearing)
+        ask = Ask(lambda _pod: None, lambda group: group in self.held, {"l1": "actor"}.get, hearing=hearing)
         self.driver = KubeDriver(self.api, NS, Applier(self.api, SITE, self.inventory), ask)
         self.driver.listen(self.told.append)
 
@@ -312,35 +310,6 @@ def test_a_new_operator_waits_for_agents_to_enrol_before_it_replaces_their_pods(
         assert asyncio.get_running_loop().time() - began > 0.3
 
     play(scene, hearing=0.5)
-
-
-def member(ordinal: int, phase: Phase | None = Phase.RUNNING, *, outdated: bool = True, **changes: Any) -> MemberView:
-    return replace(view(f"tiny-{ordinal}", phase), outdated=outdated, **changes)
-
-
-def test_the_highest_ordinal_goes_first_and_the_next_when_it_is_back() -> None:
-    assert next_to_replace([member(0), member(1), member(2)], 3) == "tiny-2"
-    assert next_to_replace([member(0), member(1)], 3) is None
-    assert next_to_replace([member(0), member(1), member(2, Phase.STARTING, outdated=False)], 3) is None
-    assert next_to_replace([member(0), member(1), member(2, outdated=False)], 3) == "tiny-1"
-    assert next_to_replace([member(0, outdated=False), member(1, outdated=False)], 2) is None
-
-
-def test_who_does_not_work_anyway_goes_first() -> None:
-    assert next_to_replace([member(0, None), member(1)], 2) == "tiny-0"
-    assert next_to_replace([member(0, Phase.FAULTED), member(1, None, outdated=False)], 2) == "tiny-0"
-
-
-def test_who_serves_is_not_taken_for_broken_while_its_agent_is_silent() -> None:
-    both = [member(0, None), member(1, None)]
-    assert next_to_replace(both, 2, {"tiny-0", "tiny-1"}) == "tiny-1"
-    assert next_to_replace([both[0], member(1, Phase.STARTING, outdated=False)], 2, {"tiny-0"}) is None
-    assert next_to_replace(both, 2, {"tiny-1"}) == "tiny-0"
-
-
-def test_sleepers_are_replaced_like_the_others_and_busy_ones_are_waited_for() -> None:
-    assert next_to_replace([member(0, Phase.ASLEEP), member(1, Phase.PENDING_DEVICE)], 2) == "tiny-1"
-    assert next_to_replace([member(0), member(1, busy="sleep", outdated=False)], 2) is None
 
 
 def test_views_and_uids_of_given_servers_fit() -> None:

@@ -145,6 +145,15 @@ class House:
         body = {"holder": "trainer", "ttlSeconds": 60, "pid": os.getpid(), **fields}
         return self.call("POST", f"{GROUP}/lease", json=body).json()  # type: ignore[no-any-return]
 
+    def granted(self, lease: dict[str, Any]) -> dict[str, Any]:
+        """Wait for a lease's turn, and return it as it is then: its epoch is known only now."""
+
+        def turn() -> dict[str, Any] | None:
+            seen = self.call("GET", f"{GROUP}/lease/{lease['id']}", params={"wait": "5"}).json()
+            return seen if seen["stage"] == "Granted" else None
+
+        return dict(until(turn, 30))
+
     def ask(self, verb: str, lease: dict[str, Any], **body: Any) -> httpx2.Response:
         return self.call("POST", f"{GROUP}:{verb}", json=body, headers={"Ebbtide-Epoch": str(lease["epoch"])})
 
@@ -161,7 +170,7 @@ class House:
         return self.ended_of(answer.json()["id"])
 
     def lent(self, **fields: Any) -> dict[str, Any]:
-        lease = self.acquire(**fields)
+        lease = self.granted(self.acquire(**fields))
         done = self.perform("lend", lease)
         assert done["status"] == "Done", done
         return lease
