@@ -38,6 +38,19 @@ class QuietServer(uvicorn.Server):  # type: ignore[misc]
         yield
 
 
+async def unless(stop: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    """Do work that has no end of its own until `stop` is set. Raises what the work raises."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(ended, Exception):
+        raise ended
+
+
 class App:
     """One operator process."""
 
@@ -89,9 +102,9 @@ class App:
             self._settings.engine_account,
         )
         return [
-            self.leader.keep(),
+            unless(self._stop, self.leader.keep()),
             self._watch(),
-            self._resync(),
+            unless(self._stop, self._resync()),
             self._serve(gateway, self._settings.gateway_port, tls=True),
         ]
 
