@@ -1,6 +1,8 @@
 """Runs in the trainer's pod: borrows, says what it got, holds it until told, gives it back; TURNS times.
 
-One line of JSON for each lend and each return. Told: the file /tmp/back-N appears.
+One line of JSON for each lend and each return. Told: the file /tmp/back-N appears. With WEIGHTS, a safetensors file,
+each turn publishes: first those weights with the last norm turned around, which makes the unlikeliest token the
+likeliest, then as they are, and so on.
 """
 
 import json
@@ -19,9 +21,25 @@ def turn(group: Group, number: int) -> None:
         while not Path(f"/tmp/back-{number}").exists():
             loan.check()
             time.sleep(0.05)
+        if source := os.environ.get("WEIGHTS"):
+            loan.publish_path(weights(Path(source), turned=number % 2 == 0), version=number + 1)
         began = time.monotonic()
     assert loan.reclaimed is not None
     say(turn=number, what="reclaim", ms=milliseconds(began), result=loan.reclaimed.wire())
+
+
+def weights(source: Path, *, turned: bool) -> Path:
+    """Write the weights to publish, and return their file."""
+    data = bytearray(source.read_bytes())
+    size = 8 + int.from_bytes(data[:8], "little")
+    norm = json.loads(data[8:size])["model.norm.weight"]
+    begin, end = (size + offset for offset in norm["data_offsets"])
+    if turned:
+        high = slice(begin + 1, end, 2)  # of each bfloat16: its sign is there
+        data[high] = data[high].translate(bytes(byte ^ 0x80 for byte in range(256)))
+    target = Path("/tmp/new.safetensors")
+    target.write_bytes(data)
+    return target
 
 
 def milliseconds(began: float) -> int:

@@ -67,6 +67,10 @@ class Serving:
         found: list[Object] = get("pods", "-n", self.space, "-l", f"ebbtide.dev/server={NAME}")["items"]
         return found
 
+    def addresses(self) -> list[str]:
+        """Return the addresses of its pods."""
+        return [each["status"]["podIP"] for each in self.pods()]
+
     def ready(self) -> list[str]:
         """Return the names of the pods that get requests."""
         return [
@@ -86,11 +90,11 @@ class Serving:
         """Run Python in a pod's engine container."""
         return kubectl("exec", pod, "-n", self.space, "-c", "engine", "--", "python3", "-c", code)
 
-    def tokens(self, count: int = 8) -> list[int]:
-        """Return greedy tokens, asked for at the Service by its name; never fewer."""
+    def tokens(self, count: int = 8, host: str = "") -> list[int]:
+        """Return greedy tokens, asked for at the Service by its name, or at one pod's address; never fewer."""
         body = {"model": NAME, "prompt": "the quick brown", "max_tokens": count, "temperature": 0}
         body |= {"return_token_ids": True, "ignore_eos": True}
-        url = f"http://{NAME}.{self.space}.svc:8000/v1/completions"
+        url = f"http://{host or f'{NAME}.{self.space}.svc'}:8000/v1/completions"
         code = (
             "import json, urllib.request as web;"
             f"call = web.Request({url!r}, {json.dumps(body)!r}.encode(), {{'Content-Type': 'application/json'}});"

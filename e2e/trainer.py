@@ -53,6 +53,19 @@ def job(name: str, space: str, image: str, group: str, turns: int = 1, ttl: int 
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": work}
 
 
+def publishing(made: Object, engine: str) -> Object:
+    """Let a Job publish in each turn: the model's weights, which it takes out of the engine's image."""
+    spec = made["spec"]["template"]["spec"]
+    mount = {"name": "weights", "mountPath": "/weights"}
+    copy = container("weights", engine, ["cp", "/models/tiny/model.safetensors", "/weights/"], volumeMounts=[mount])
+    spec["initContainers"] = [copy]
+    spec["volumes"].append({"name": "weights", "emptyDir": {}})
+    (borrower,) = spec["containers"]
+    borrower["volumeMounts"].append(mount)
+    borrower["env"].append({"name": "WEIGHTS", "value": "/weights/model.safetensors"})
+    return made
+
+
 @dataclass(frozen=True)
 class Trainer:
     """A Job that was applied."""
