@@ -24,7 +24,7 @@ def granted() -> set[tuple[str, str]]:
 
 
 def test_every_right_was_used(request: pytest.FixtureRequest) -> None:
-    if {item.path for item in request.session.items} != set(HERE.glob("test_*.py")):
+    if not {item.path for item in request.session.items} >= set(HERE.glob("test_*.py")):
         pytest.skip("only the whole folder uses every right")
     watched = {(verb, kind.plural) for kind in (SERVERS, *SELECTORS) for verb in ("list", "watch")}
     # An apply of what is not there yet needs both.

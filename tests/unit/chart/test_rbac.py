@@ -78,7 +78,7 @@ def test_the_operator_reads_servers_and_writes_their_status_alone() -> None:
         for group, resource, verb in rules(one("Role", "ebbtide-operator", objects()))
         if group == "ebbtide.dev"
     }
-    reads = {("inferenceservers", verb) for verb in ("get", "list", "watch")}
+    reads = {("inferenceservers", verb) for verb in ("list", "watch")}
     assert ours == reads | {("inferenceservers/status", "patch")}
 
 
