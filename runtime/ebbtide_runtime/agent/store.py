@@ -81,9 +81,13 @@ class Store:
         await self.save(**changes)
 
     async def finish(self, record: Recorded) -> None:
-        """Move the running operation to the finished ones, of which the last 64 are remembered."""
+        """Move an operation to the finished ones, of which the last 64 are remembered."""
         finished = [*self.memory.finished, record][-REMEMBERED:]
-        await self.save(finished=finished, current=None)
+        current = self.memory.current
+        if current is not None and current.operation.id == record.operation.id:
+            current = None
+        # Another one stays: an agent before this one died in it, and nobody has answered it yet.
+        await self.save(finished=finished, current=current)
 
     def find(self, key: str) -> Recorded | None:
         """Return the operation with an id, running or finished."""

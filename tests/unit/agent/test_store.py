@@ -52,6 +52,22 @@ def test_changes_that_race_are_all_on_disk(tmp_path: Path) -> None:
     assert (memory.epoch, memory.cycle, memory.residual) == (9, 2, 5)
 
 
+def test_an_operation_that_an_agent_died_in_is_not_forgotten_for_another_that_ends(tmp_path: Path) -> None:
+    """It is answered once its goal is known; forgotten, its key would run it again."""
+
+    async def finish() -> Store:
+        store = Store(tmp_path / "state.json")
+        await store.save(current=record("begun before"))
+        await store.finish(record("a no-op"))
+        return store
+
+    store = asyncio.run(finish())
+    assert store.find("begun before") == store.memory.current == record("begun before")
+    assert store.find("a no-op") == record("a no-op")
+    asyncio.run(store.finish(record("begun before")))
+    assert store.memory.current is None
+
+
 def test_the_last_operations_are_remembered(tmp_path: Path) -> None:
     async def finish() -> Store:
         store = Store(tmp_path / "state.json")
