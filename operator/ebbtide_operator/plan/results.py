@@ -34,10 +34,15 @@ def finishes(world: World) -> tuple[Finish, ...]:
     An operation that the record does not know of was accepted just before a crash: it never began.
     """
     lease = world.record.lease
-    waiting = lease.lend.operation if lease and lease.lend and lease.stage is LeaseStage.LENDING else None
+    waiting = lease.lend.operation if lease and lease.lend and not _tellable(world, lease) else None
     going = lease.back.operation if lease and lease.back else None
     ended = sorted(set(world.started) - {waiting, going})
     return tuple(_lend_answer(world, lease, name) or Finish(name, error=_NEVER_BEGAN) for name in ended)
+
+
+def _tellable(world: World, lease: LeaseRecord) -> bool:
+    # After a restart of ours what is free is not known before every member was heard of again.
+    return lease.stage is not LeaseStage.LENDING and all(member.state is not None for member in world.wanted)
 
 
 def _lend_answer(world: World, lease: LeaseRecord | None, operation: str) -> Finish | None:

@@ -61,6 +61,25 @@ def test_a_lend_whose_answer_was_lost_in_a_crash_is_answered_from_the_record() -
     assert result.devices[0].residual_mib == 200.0
 
 
+def test_after_a_restart_a_lend_is_answered_once_every_member_was_heard_of_again() -> None:
+    """Of a member that was not heard of nothing is measured: what is free would be told too large."""
+    sim = lent()
+    sim.started["lend-1"] = sim.now
+    del sim.finished["lend-1"]
+    members, sim.members = sim.members, {}
+    sim.act()
+    assert "lend-1" in sim.started
+    sim.members = members
+    sim.unreachable.add("chat-1")
+    sim.act()
+    assert "lend-1" in sim.started
+    sim.unreachable.clear()
+    sim.act()
+    result = sim.finished["lend-1"].result
+    assert isinstance(result, LendResult)
+    assert result.devices[0].free_mib == 800.0
+
+
 def test_the_whole_way_back_with_a_version() -> None:
     sim = lent()
     sim.reclaim(version=7, source="/w/v7")
