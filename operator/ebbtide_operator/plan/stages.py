@@ -120,7 +120,15 @@ def _is_free(world: World) -> bool:
     if world.trainer and not world.trainer.alive and world.trainer.used_mib <= SLACK_MIB:
         return True
     found = devices(world)
+    if world.trainer and world.trainer.used_mib > SLACK_MIB and _in_the_dark(world):
+        return False
     return all(need <= found[device].free_mib + SLACK_MIB for device, need in asleep_need(world).items())
+
+
+def _in_the_dark(world: World) -> bool:
+    """Say whether an engine was never seen awake: what a holder leaves may be enough for it, or not."""
+    unknown = [member for member in world.wanted if member.released and not size_of(world.record, member).weights]
+    return any(world.server_of(member).budget_mib for member in unknown)
 
 
 def _fail_lend(world: World, now: float) -> Turn | None:

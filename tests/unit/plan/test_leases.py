@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from ebbtide_api.errors import ErrorCode
 from ebbtide_api.state import Phase
@@ -263,6 +265,27 @@ def test_an_engine_that_died_meanwhile_is_counted_as_large_as_it_was() -> None:
         sim.step()
     assert sim.stage is LeaseStage.OWNER_LOST, "two engines of 350 MiB do not fit beside 400 of 1000"
     sim.trainer = TrainerView(77, alive=True, used_mib=290)
+    sim.settle()
+    assert sim.phases == {Phase.RUNNING}
+
+
+@pytest.mark.parametrize(("budget", "taken"), [(1000, False), (0, True)])
+def test_an_engine_that_was_never_seen_awake_is_not_started_beside_a_lost_holder(budget: float, taken: bool) -> None:
+    """How much it needs nobody knows, so what the holder leaves of a device with a budget may not be enough."""
+    sim = lent()
+    sim.servers["chat"] = replace(sim.servers["chat"], budget_mib=budget)
+    for member in sim.members.values():
+        member.kill_engine()
+    sim.step()
+    for member in sim.members.values():
+        member.forget_sizes = True
+    sim.record = sim.record.model_copy(update={"sizes": {}})
+    sim.trainer = TrainerView(77, alive=True, used_mib=750)
+    sim.now += 31
+    for _ in range(20):
+        sim.step()
+    assert (sim.stage is None) is taken
+    sim.trainer = TrainerView(77, alive=False)
     sim.settle()
     assert sim.phases == {Phase.RUNNING}
 
