@@ -58,7 +58,8 @@ def devices(world: World) -> Mapping[str, Device]:
 def _device(world: World, device: str) -> Device:
     servers = [server for server in world.servers.values() if server.device == device]
     names = {server.name for server in servers}
-    members = [Holder(m.name, m.used_mib) for m in world.members if m.server in names and m.used_mib > 0]
+    here = {member.name: member for member in (*world.wanted, *world.members) if member.server in names}
+    members = [Holder(name, mib) for name, member in here.items() if (mib := _held(world.record, member)) > 0]
     trainer = world.trainer
     if trainer and trainer.used_mib > 0:
         members.append(Holder(f"trainer (pid {trainer.pid})", trainer.used_mib))
@@ -66,9 +67,17 @@ def _device(world: World, device: str) -> Device:
     return Device(device, min(limits, default=0.0), tuple(members))
 
 
+def _held(record: GroupRecord, member: MemberView) -> float:
+    if member.state or member.last:
+        return member.used_mib
+    # Never heard of since our start: it may hold all that it held before it was lent, and nobody has measured that.
+    size = record.sizes.get(member.name, Size())
+    return size.weights + size.kv + size.residual
+
+
 def size_of(record: GroupRecord, member: MemberView) -> Size:
     """Return what a member takes of its device: as it says now, else as it said when it was lent."""
-    known, state = record.sizes.get(member.name, Size()), member.state
+    known, state = record.sizes.get(member.name, Size()), member.state or member.last
     if state is None:
         return known
     return Size(
@@ -101,8 +110,9 @@ def reserved(world: World, device: str) -> float:
 
 
 def _of_busy(record: GroupRecord, member: MemberView) -> float:
-    if member.busy is None or member.state is None:
+    if member.busy is None:
         return 0.0
+    # Also while its agent does not answer: the wake goes on.
     return need_of(record, member, _TAKES.get(verb_of(member.busy), Need.NOTHING))
 
 

@@ -8,11 +8,12 @@ import pytest
 from ebbtide_api.errors import ErrorCode
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LeaseStage, LendResult, OperationStatus, ReclaimResult
-from ebbtide_operator.plan import ENGINE, TrainerView
+from ebbtide_operator.plan import ENGINE, GroupRecord, MemberView, ServerView, TrainerView, World
+from ebbtide_operator.plan.memory import devices, reserved
 
-from tests.support.fake_member import BUDGET, Script, error
+from tests.support.fake_member import BUDGET, FakeMember, Script, error
 
-from .sim import Sim
+from .sim import Sim, put
 
 
 def lent(**changes: object) -> Sim:
@@ -297,6 +298,24 @@ def test_kv_waits_for_the_second_half_of_the_trainers_memory() -> None:
     sim.settle()
     assert sim.finished["back-2"].error is None
     assert {member.version for member in sim.members.values()} == {3}
+
+
+def test_a_member_that_was_not_heard_of_yet_is_counted_as_large_as_it_was() -> None:
+    """After a restart of ours it may be asleep or awake. Its memory is not measured, so it is not free."""
+    world = lent().world()
+    heard, other = world.members
+    assert devices(world)["cpu0"].free_mib == BUDGET - 2 * 100
+    for members in ((heard,), (heard, replace(other, state=None, last=None))):
+        assert devices(replace(world, members=members))["cpu0"].free_mib == BUDGET - 100 - 350
+    silent = replace(other, state=None)
+    assert devices(replace(world, members=(heard, silent)))["cpu0"].free_mib == BUDGET - 2 * 100
+
+
+def test_a_wake_takes_its_memory_also_while_its_agent_does_not_answer() -> None:
+    member = put(FakeMember(), Phase.ASLEEP).vector()
+    view = MemberView("chat-0", "chat", 0, last=member, busy="wake-weights-x-b1-v0")
+    world = World(GroupRecord(group="actor"), {"chat": ServerView("chat", budget_mib=1000)}, (view,))
+    assert reserved(world, "cpu0") == 200.0
 
 
 def test_the_need_of_a_lease_is_checked_for_the_whole_device() -> None:
