@@ -11,7 +11,7 @@ from ebbtide_api.verbs import LeaseStage, SleepRequest, Verb
 
 from .actions import Call
 from .keys import answers_to, attempt_key, base, instance, scope, verb_of
-from .lending import TRANSIENT, error_of
+from .lending import TRANSIENT, error_of, fenced
 from .member import Asleep, Do, Goal, Leave, Loaded, Need, Serving, Step, Wait, next_step
 from .memory import shortages
 from .record import GroupRecord, LeaseRecord
@@ -34,14 +34,20 @@ def goal_of(record: GroupRecord, server: ServerView, member: MemberView, sources
         return _asleep(server, lease)
     if lease and lease.stage is LeaseStage.LENDING and lease.lend and not lease.lend.failure:
         # After a restart of ours a member may sleep whose answer was never heard: the same call gives the same answer.
-        answers = answers_to(member, Verb.SLEEP, scope(record))
-        return replace(_asleep(server, lease), confirmed=any(error_of(answer) is None for answer in answers))
+        return replace(_asleep(server, lease), confirmed=_confirmed(record, member))
     if lease and lease.back and (version := record.loading):
         return Loaded(version, lease.back.source or "", Asleep(server.level, server.drain, server.settle))
     serving = _serving(record, server, sources)
     if member.ordinal < server.awake or _must_catch_up(member, serving):
         return serving
     return serving.sleep
+
+
+def _confirmed(record: GroupRecord, member: MemberView) -> bool:
+    if member.state and member.state.phase is Phase.PENDING_DEVICE:
+        # It is asked to sleep for its agent to hear of the epoch.
+        return fenced(record, member)
+    return any(error_of(answer) is None for answer in answers_to(member, Verb.SLEEP, scope(record)))
 
 
 def _must_catch_up(member: MemberView, serving: Serving) -> bool:

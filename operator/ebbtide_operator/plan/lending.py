@@ -8,7 +8,7 @@ from ebbtide_api.verbs import LeaseStage, OperationStatus, Verb
 
 from .keys import answers_to, base, scope
 from .memory import lacking
-from .record import LeaseRecord, LendIntent
+from .record import GroupRecord, LeaseRecord, LendIntent
 from .turn import late, named
 from .world import MemberView, Outcome, World
 
@@ -60,12 +60,17 @@ def verdict(outcome: Outcome) -> ErrorBody | None:
     return None if error is None or error.code in TRANSIENT else error
 
 
+def fenced(record: GroupRecord, member: MemberView) -> bool:
+    """Say whether a member's agent knows the group's epoch: a grant that is still on its way to it has an older one."""
+    return member.state is not None and member.state.epoch >= record.epoch
+
+
 def slept(world: World, member: MemberView) -> bool:
     """Say whether a member holds nothing, by its state and by the answer to the call of this lend."""
     if not member.released or member.busy:
         return False
     if member.state is not None and member.state.phase is Phase.PENDING_DEVICE:
-        return True
+        return fenced(world.record, member)
     return any(error_of(outcome) is None for outcome in member.answers(sleep_base(world, member)))
 
 
@@ -124,7 +129,14 @@ def lent(world: World, lease: LeaseRecord) -> bool:
 def _put_to_sleep_by_hand(world: World) -> bool:
     """A holder that lends step by step has lent when all of it is measured asleep."""
     manual = world.record.manual
-    return set(world.servers) <= manual and all(member.released and not member.busy for member in world.wanted)
+    return set(world.servers) <= manual and all(_held_by_nobody(world, member) for member in world.wanted)
+
+
+def _held_by_nobody(world: World, member: MemberView) -> bool:
+    if not member.released or member.busy:
+        return False
+    asleep = member.state is not None and member.state.phase is Phase.ASLEEP
+    return asleep or fenced(world.record, member)
 
 
 def lend_settled(world: World, now: float) -> bool:

@@ -129,7 +129,7 @@ def next_step(state: StateVector, goal: Goal) -> Step:
 
 
 def _toward_asleep(state: StateVector, goal: Asleep) -> Step:
-    if state.phase is Phase.PENDING_DEVICE or (state.phase is Phase.ASLEEP and goal.confirmed):
+    if goal.confirmed and state.phase in {Phase.PENDING_DEVICE, Phase.ASLEEP}:
         return Done()
     if state.phase is Phase.UPDATING:
         # A member that holds half a version cannot sleep: it has nothing to wake from.

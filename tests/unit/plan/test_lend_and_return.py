@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ebbtide_api.errors import ErrorCode
+from ebbtide_api.errors import ErrorBody, ErrorCode
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LeaseStage, LendResult, OperationStatus, ReclaimResult
-from ebbtide_operator.plan import ENGINE, GroupRecord, MemberView, ServerView, TrainerView, World
+from ebbtide_operator.plan import ENGINE, Call, GroupRecord, MemberView, ServerView, TrainerView, World, plan
+from ebbtide_operator.plan import lease as leases
 from ebbtide_operator.plan.memory import devices, reserved
 
 from tests.support.fake_member import BUDGET, FakeMember, Script, error
@@ -184,6 +185,22 @@ def test_a_member_that_is_not_started_holds_nothing_and_is_lent_with_the_others(
     sim.lend()
     sim.until(lambda: sim.stage is LeaseStage.LENT)
     assert sim.members["chat-1"].phase is Phase.PENDING_DEVICE
+
+
+def test_a_member_that_is_not_started_hears_of_the_epoch_before_it_is_lent() -> None:
+    """A grant of the epoch before may still be on its way to it: its agent must refuse it."""
+    sim = Sim()
+    for name in sim.servers["chat"].member_names:
+        sim.members[name] = FakeMember(name=name)
+    late = next(action for action in plan(sim.world(), sim.now).actions if isinstance(action, Call))
+    sim.acquire()
+    sim.command(leases.promote(sim.record))
+    sim.lend()
+    sim.until(lambda: sim.stage is LeaseStage.LENT)
+    answer = sim.members[late.member].accept(late.verb, late.body.model_dump(mode="json"), late.key, late.epoch)
+    assert isinstance(answer, ErrorBody)
+    assert answer.code is ErrorCode.STALE_EPOCH
+    assert sim.phases == {Phase.PENDING_DEVICE}
 
 
 def test_an_engine_that_dies_while_its_memory_is_lent_waits_for_its_turn() -> None:
