@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ebbtide_api.errors import EbbtideError, ErrorBody, ErrorCode
-from ebbtide_api.state import Phase
+from ebbtide_api.state import KV, Phase, StateVector, Weights
 from ebbtide_api.verbs import Verb
 
 from .keys import verb_of
@@ -156,11 +156,18 @@ def lacking(world: World, need_mib: float) -> ErrorBody | None:
     return None
 
 
-def asleep_need(world: World) -> dict[str, float]:
-    """Return, per device, what the members that hold nothing now will need to serve again."""
+def missing_need(world: World) -> dict[str, float]:
+    """Return, per device, what the members will need beyond what they hold now, to serve again."""
     needs: dict[str, float] = {}
     for member in world.members:
-        if member.released and member.state and member.server in world.servers:
+        if member.state and member.server in world.servers:
             device = world.server_of(member).device
-            needs[device] = needs.get(device, 0.0) + need_of(world.record, member, Need.ALL)
+            needs[device] = needs.get(device, 0.0) + _missing(world.record, member, member.state)
     return needs
+
+
+def _missing(record: GroupRecord, member: MemberView, state: StateVector) -> float:
+    if state.phase is Phase.PENDING_DEVICE:
+        return need_of(record, member, Need.ALL)
+    weights = 0.0 if state.weights is Weights.RESIDENT else need_of(record, member, Need.WEIGHTS)
+    return weights + (0.0 if state.kv is KV.RESIDENT else need_of(record, member, Need.KV))

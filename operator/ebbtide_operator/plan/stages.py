@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ebbtide_api.errors import EbbtideError, ErrorBody, ErrorCode
+from ebbtide_api.state import KV, Phase, Weights
 from ebbtide_api.verbs import LeaseStage
 
 from . import lease as leases
 from .actions import Finish
 from .lending import lend_failure, lend_settled, lent
-from .memory import SLACK_MIB, asleep_need, devices, size_of
+from .memory import SLACK_MIB, devices, missing_need, size_of
 from .record import ENGINE, LeaseRecord
 from .returning import decided, give_up, refused, returned
 from .turn import Turn
-from .world import World
+from .world import MemberView, World
+
+_UNSETTLED = frozenset({Phase.UNKNOWN, Phase.FAULTED, Phase.RECOVERING})
 
 Rung = Callable[[World, float], Turn | None]
 
@@ -107,7 +110,8 @@ def _take_over(world: World, now: float) -> Turn | None:
     lease = world.record.lease
     if lease is None or lease.stage is not LeaseStage.OWNER_LOST or not _heard_of_all(world):
         return None
-    if any(member.released for member in world.wanted) and not (expired(world, lease, now) and _is_free(world)):
+    awake = all(_is_awake(member) for member in world.wanted)
+    if not awake and not (expired(world, lease, now) and _is_settled(world) and _is_free(world)):
         return None
     return Turn(world.record.end_lease(LeaseStage.OWNER_LOST))
 
@@ -116,13 +120,25 @@ def _heard_of_all(world: World) -> bool:
     return all(member.state is not None for member in world.wanted)
 
 
+def _is_awake(member: MemberView) -> bool:
+    """Say whether a member holds all its memory, so that nobody else can have got it."""
+    state = member.state
+    whole = state is not None and state.weights is Weights.RESIDENT and state.kv is KV.RESIDENT
+    return whole and state is not None and state.phase not in _UNSETTLED
+
+
+def _is_settled(world: World) -> bool:
+    """Say whether what the members hold is known, and stays: it is what the holder's memory is compared with."""
+    return all(member.state is not None and member.state.phase not in _UNSETTLED for member in world.wanted)
+
+
 def _is_free(world: World) -> bool:
     if world.trainer and not world.trainer.alive and world.trainer.used_mib <= SLACK_MIB:
         return True
     found = devices(world)
     if world.trainer and world.trainer.used_mib > SLACK_MIB and _in_the_dark(world):
         return False
-    return all(need <= found[device].free_mib + SLACK_MIB for device, need in asleep_need(world).items())
+    return all(need <= found[device].free_mib + SLACK_MIB for device, need in missing_need(world).items())
 
 
 def _in_the_dark(world: World) -> bool:
