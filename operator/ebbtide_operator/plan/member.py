@@ -191,8 +191,9 @@ def _try_wake_weights(state: StateVector) -> Step | None:
 
 
 def _try_abort(state: StateVector, goal: Loaded | Serving) -> Step | None:
-    # Only Updating has something to abort, and only a version that is not the goal's.
-    if state.phase is Phase.UPDATING and state.pending_version != goal.version:
+    # Only Updating has something to abort, and only a version that is not the goal's. Version 0 was never published:
+    # it is pending where an agent died while it loaded the model's own weights again.
+    if state.phase is Phase.UPDATING and (state.pending_version != goal.version or not goal.version):
         return Do(Verb.ABORT_UPDATE, Nothing())
     return None
 

@@ -95,6 +95,20 @@ def test_an_update_is_committed_only_towards_serving_it() -> None:
         assert step.verb is Verb.ABORT_UPDATE
 
 
+def test_an_interrupted_load_of_the_models_own_weights_is_begun_again() -> None:
+    """Its agent died in a reload: version 0 is pending, and there is no version 0 to commit."""
+    step = next_step(state(Phase.UPDATING, pending_version=0), SERVING)
+    assert isinstance(step, Do)
+    assert step.verb is Verb.ABORT_UPDATE
+
+
+def test_a_sleep_that_was_not_confirmed_is_asked_for_again() -> None:
+    for phase in (Phase.ASLEEP, Phase.PENDING_DEVICE):
+        step = next_step(state(phase), Asleep(confirmed=False))
+        assert isinstance(step, Do)
+        assert step.verb is Verb.SLEEP
+
+
 def test_loaded_is_reached_by_whoever_committed_it_before() -> None:
     assert next_step(state(Phase.RUNNING, committed_version=7), LOADED_7) == Done()
 
