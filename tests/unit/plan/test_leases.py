@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from ebbtide_api.errors import ErrorCode
-from ebbtide_api.state import Phase, Weights
+from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LeaseStage, LendRequest, ReclaimRequest, WeightsSource
 from ebbtide_operator.plan import ENGINE, GroupRecord, LeaseRecord, ReturnIntent, Serve, TrainerView
 from ebbtide_operator.plan import lease as leases
 from ebbtide_operator.plan.lease import Already, Refusal
 from ebbtide_operator.plan.record import PAST
 
-from .sim import Sim, put
+from .sim import Sim
 
 
 def asked(lease: str = "l1", holder: str = "trainer", **fields: object) -> LeaseRecord:
@@ -267,53 +265,6 @@ def test_an_engine_that_died_meanwhile_is_counted_as_large_as_it_was() -> None:
     sim.trainer = TrainerView(77, alive=True, used_mib=290)
     sim.settle()
     assert sim.phases == {Phase.RUNNING}
-
-
-@pytest.mark.parametrize(("budget", "taken"), [(1000, False), (0, True)])
-def test_an_engine_that_was_never_seen_awake_is_not_started_beside_a_lost_holder(budget: float, taken: bool) -> None:
-    """How much it needs nobody knows, so what the holder leaves of a device with a budget may not be enough."""
-    sim = lent()
-    sim.servers["chat"] = replace(sim.servers["chat"], budget_mib=budget)
-    for member in sim.members.values():
-        member.kill_engine()
-    sim.step()
-    for member in sim.members.values():
-        member.forget_sizes = True
-    sim.record = sim.record.model_copy(update={"sizes": {}})
-    sim.trainer = TrainerView(77, alive=True, used_mib=750)
-    sim.now += 31
-    for _ in range(20):
-        sim.step()
-    assert (sim.stage is None) is taken
-    sim.trainer = TrainerView(77, alive=False)
-    sim.settle()
-    assert sim.phases == {Phase.RUNNING}
-
-
-@pytest.mark.parametrize("phase", [Phase.UNKNOWN, Phase.RECOVERING, Phase.WEIGHTS_RESIDENT])
-def test_a_member_of_which_too_little_is_known_does_not_take_the_device_back(phase: Phase) -> None:
-    """An agent that has just started knows nothing yet. That a member is not asleep does not mean that it is awake."""
-    sim = lent()
-    sim.trainer = TrainerView(77, alive=True, used_mib=700)
-    sim.now += 31
-    sim.step()
-    assert sim.stage is LeaseStage.OWNER_LOST
-    put(sim.members["chat-0"], phase)
-    put(sim.members["chat-1"], Phase.RUNNING)
-    if phase is Phase.UNKNOWN:
-        sim.members["chat-0"].weights = Weights.UNKNOWN
-    sim.act()
-    assert sim.stage is LeaseStage.OWNER_LOST
-
-
-def test_a_lost_holders_devices_are_taken_when_all_members_hold_their_memory() -> None:
-    sim = lent()
-    sim.trainer = TrainerView(77, alive=True, used_mib=700)
-    sim.record = sim.record.with_lease(stage=LeaseStage.OWNER_LOST)
-    for member in sim.members.values():
-        put(member, Phase.RUNNING)
-    sim.act()
-    assert sim.record.owner == ENGINE
 
 
 def test_a_holder_that_expired_but_uses_little_is_taken_over() -> None:

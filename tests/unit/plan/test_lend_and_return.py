@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ebbtide_api.errors import ErrorBody, ErrorCode
+from ebbtide_api.errors import ErrorCode
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LeaseStage, LendResult, OperationStatus, ReclaimResult
-from ebbtide_operator.plan import ENGINE, Call, GroupRecord, MemberView, ServerView, TrainerView, World, plan
-from ebbtide_operator.plan import lease as leases
-from ebbtide_operator.plan.memory import devices, reserved
+from ebbtide_operator.plan import ENGINE, TrainerView
 
-from tests.support.fake_member import BUDGET, FakeMember, Script, error
+from tests.support.fake_member import BUDGET, Script, error
 
-from .sim import Sim, put
+from .sim import Sim
 
 
 def lent(**changes: object) -> Sim:
@@ -61,25 +59,6 @@ def test_a_lend_whose_answer_was_lost_in_a_crash_is_answered_from_the_record() -
     result = sim.finished["lend-1"].result
     assert isinstance(result, LendResult)
     assert result.devices[0].residual_mib == 200.0
-
-
-def test_after_a_restart_a_lend_is_answered_once_every_member_was_heard_of_again() -> None:
-    """Of a member that was not heard of nothing is measured: what is free would be told too large."""
-    sim = lent()
-    sim.started["lend-1"] = sim.now
-    del sim.finished["lend-1"]
-    members, sim.members = sim.members, {}
-    sim.act()
-    assert "lend-1" in sim.started
-    sim.members = members
-    sim.unreachable.add("chat-1")
-    sim.act()
-    assert "lend-1" in sim.started
-    sim.unreachable.clear()
-    sim.act()
-    result = sim.finished["lend-1"].result
-    assert isinstance(result, LendResult)
-    assert result.devices[0].free_mib == 800.0
 
 
 def test_the_whole_way_back_with_a_version() -> None:
@@ -185,22 +164,6 @@ def test_a_member_that_is_not_started_holds_nothing_and_is_lent_with_the_others(
     sim.lend()
     sim.until(lambda: sim.stage is LeaseStage.LENT)
     assert sim.members["chat-1"].phase is Phase.PENDING_DEVICE
-
-
-def test_a_member_that_is_not_started_hears_of_the_epoch_before_it_is_lent() -> None:
-    """A grant of the epoch before may still be on its way to it: its agent must refuse it."""
-    sim = Sim()
-    for name in sim.servers["chat"].member_names:
-        sim.members[name] = FakeMember(name=name)
-    late = next(action for action in plan(sim.world(), sim.now).actions if isinstance(action, Call))
-    sim.acquire()
-    sim.command(leases.promote(sim.record))
-    sim.lend()
-    sim.until(lambda: sim.stage is LeaseStage.LENT)
-    answer = sim.members[late.member].accept(late.verb, late.body.model_dump(mode="json"), late.key, late.epoch)
-    assert isinstance(answer, ErrorBody)
-    assert answer.code is ErrorCode.STALE_EPOCH
-    assert sim.phases == {Phase.PENDING_DEVICE}
 
 
 def test_an_engine_that_dies_while_its_memory_is_lent_waits_for_its_turn() -> None:
@@ -315,24 +278,6 @@ def test_kv_waits_for_the_second_half_of_the_trainers_memory() -> None:
     sim.settle()
     assert sim.finished["back-2"].error is None
     assert {member.version for member in sim.members.values()} == {3}
-
-
-def test_a_member_that_was_not_heard_of_yet_is_counted_as_large_as_it_was() -> None:
-    """After a restart of ours it may be asleep or awake. Its memory is not measured, so it is not free."""
-    world = lent().world()
-    heard, other = world.members
-    assert devices(world)["cpu0"].free_mib == BUDGET - 2 * 100
-    for members in ((heard,), (heard, replace(other, state=None, last=None))):
-        assert devices(replace(world, members=members))["cpu0"].free_mib == BUDGET - 100 - 350
-    silent = replace(other, state=None)
-    assert devices(replace(world, members=(heard, silent)))["cpu0"].free_mib == BUDGET - 2 * 100
-
-
-def test_a_wake_takes_its_memory_also_while_its_agent_does_not_answer() -> None:
-    member = put(FakeMember(), Phase.ASLEEP).vector()
-    view = MemberView("chat-0", "chat", 0, last=member, busy="wake-weights-x-b1-v0")
-    world = World(GroupRecord(group="actor"), {"chat": ServerView("chat", budget_mib=1000)}, (view,))
-    assert reserved(world, "cpu0") == 200.0
 
 
 def test_the_need_of_a_lease_is_checked_for_the_whole_device() -> None:
