@@ -289,6 +289,73 @@ class ServerState(Reading):
     members: list[StateVector] = Field(default_factory=list)
 
 
+class Obstacle(Reading):
+    """Something that is in a server's way. `since` is when this operator first saw it, RFC 3339 in UTC."""
+
+    subject: str
+    reason: str
+    message: str
+    next_action: str
+    since: str
+
+
+class MemberAim(Reading):
+    """What a member is to do, its phase and when that began, and its next step. No phase: its agent does not answer."""
+
+    name: str
+    wants: str
+    next: str
+    next_action: str = ""
+    phase: Phase | None = None
+    since: str = ""
+
+
+class ServerWhy(Reading):
+    """Why a server is as it is. `settled`: as asked, and `wants` says how; else what is wanted and what is in the way.
+
+    Without obstacles an unsettled server is on its way, and needs nobody.
+    """
+
+    name: str
+    group: str
+    settled: bool
+    wants: str
+    since: str = ""
+    obstacles: list[Obstacle] = Field(default_factory=list)
+    members: list[MemberAim] = Field(default_factory=list)
+
+
+class Ownership(Reading):
+    """From `at` on, a group was `owner`'s, at an epoch; `stage` and `holder` are those of its lease, if it had one."""
+
+    at: str
+    owner: str
+    epoch: int
+    stage: LeaseStage | None = None
+    holder: str = ""
+
+
+class Sighting(Reading):
+    """From `at` on, a member was seen in a phase. `NoAnswer`: its agent did not answer; `Gone`: it was ended."""
+
+    at: str
+    member: str
+    phase: str
+    version: int = 0
+
+
+class Timeline(Reading):
+    """What was observed of a group until `now`, oldest first, by one operator: a restarted one begins anew.
+
+    Of what is older than the first entry of a member, nothing is known.
+    """
+
+    group: str
+    now: str
+    ownership: list[Ownership] = Field(default_factory=list)
+    members: list[Sighting] = Field(default_factory=list)
+
+
 class GroupState(Reading):
     """A group: who owns its devices, and who waits."""
 

@@ -16,10 +16,11 @@ from ebbtide_api.conditions import Condition, merge
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.server import InferenceServer
 from ebbtide_api.state import Phase
-from ebbtide_api.verbs import LeaseStage
+from ebbtide_api.verbs import LeaseStage, Obstacle, ServerWhy
 
 from .bell import Bell
 from .drive.base import Driver, Records
+from .history import History
 from .operations import Operations, now
 from .plan import (
     Action,
@@ -42,6 +43,7 @@ from .plan import (
 from .queue import WorkQueue
 from .settings import Settings
 from .specs import check, check_changes, view
+from .telling import told
 
 log = logging.getLogger("ebbtide.loop")
 GROUP_VERBS = ("lend", "reclaim")
@@ -66,6 +68,8 @@ class Group:
     renewed: dict[str, float] = field(default_factory=dict)
     held: dict[str, float] = field(default_factory=dict)
     conditions: dict[str, tuple[Condition, ...]] = field(default_factory=dict)
+    why: dict[str, ServerWhy] = field(default_factory=dict)
+    history: History = field(default_factory=History)
 
     def hear(self) -> None:
         """Give every lease that was never heard of one fresh time to live, and forget the ended ones."""
@@ -82,6 +86,7 @@ class Group:
             name: merge(self.conditions.get(name, ()), [_condition(finding, stamp) for finding in findings])
             for name, findings in made.conditions.items()
         }
+        self.why = {name: told(self.why.get(name), name, one, stamp) for name, one in made.why.items()}
 
 
 def _condition(finding: Finding, stamp: str) -> Condition:
@@ -177,13 +182,27 @@ class Operator:
         message = f"group {server.group} is with {lease.holder} ({lease.stage}); its servers do not change meanwhile"
         raise EbbtideError(ErrorCode.MEMBERSHIP_CHANGED, message, group=server.group, server=server.name)
 
+    def find(self, name: str) -> InferenceServer | None:
+        """Return a server by its name, carried out or not."""
+        return self.servers.get(name)
+
+    def refusal(self, name: str) -> Obstacle | None:
+        """Return why what was asked of a server is not carried out; here it is refused before it is taken."""
+        return None
+
     # the loop
 
     def changed(self, group: str) -> None:
         """Hear that something of a group changed."""
         self.bell.ring()
         if group in self.groups and not self.stopping.is_set():
+            # Here and not in the round that follows: a phase may be over by then.
+            self.see(self.groups[group])
             self.queue.add(group)
+
+    def see(self, group: Group) -> None:
+        """Write down what is observed of a group now."""
+        group.history.observe(group.record, self.driver.members(group.record.group), now())
 
     async def reconcile(self, name: str) -> None:
         """Observe, plan, carry out."""
@@ -256,6 +275,7 @@ class Operator:
         await asyncio.to_thread(self.records.save, record)
         _tell(group.record, record)
         group.record = record
+        self.see(group)
 
 
 def _tell(before: GroupRecord, after: GroupRecord) -> None:

@@ -7,7 +7,7 @@ import time
 from ebbtide_api.conditions import Condition, ConditionStatus, ConditionType
 from ebbtide_api.server import InferenceServer
 from ebbtide_api.state import StateVector
-from ebbtide_api.verbs import GroupState, Lease, LeaseStage, ServerState
+from ebbtide_api.verbs import GroupState, Lease, LeaseStage, MemberAim, ServerState, ServerWhy
 
 from .loop import Group, Operator
 from .plan import LeaseRecord, MemberView, TrainerView
@@ -82,6 +82,28 @@ def server_view(operator: Operator, server: InferenceServer) -> ServerState:
         message=ready.message if ready else "Nothing was observed yet.",
         members=[state for member in members if (state := _state(operator, member))],
     )
+
+
+def why_view(operator: Operator, server: InferenceServer) -> ServerWhy:
+    """Return why a server is as it is: what was planned last, and the phases as they are now."""
+    group = operator.groups.get(server.group)
+    known = group.why.get(server.name) if group else None
+    refusal = operator.refusal(server.name)
+    why = known or ServerWhy(name=server.name, group="", settled=False, wants="Nothing was planned for it yet.")
+    members = operator.driver.members(server.group)
+    states = {member.name: member.state for member in members if member.server == server.name}
+    return why.model_copy(
+        update={
+            "group": server.group,
+            "settled": why.settled and refusal is None,
+            "obstacles": [*([refusal] if refusal else []), *why.obstacles],
+            "members": [_placed(aim, states.get(aim.name)) for aim in why.members],
+        }
+    )
+
+
+def _placed(aim: MemberAim, state: StateVector | None) -> MemberAim:
+    return aim.model_copy(update={"phase": state.phase, "since": state.since}) if state else aim
 
 
 def _holds(condition: Condition | None) -> bool:

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 
 from ebbtide_operator import commands, views
 from ebbtide_operator.loop import Operator
+from ebbtide_operator.operations import now
 
 from .headers import AskedHeaders, Waited
 
@@ -50,6 +51,13 @@ async def list_groups(request: Request) -> JSONResponse:
 async def get_group(request: Request, group: str) -> JSONResponse:
     """Return one group, its memory measured now."""
     return JSONResponse(await _group(operator_of(request), group))
+
+
+@router.get("/{group}/timeline")
+async def get_timeline(request: Request, group: str) -> JSONResponse:
+    """Return who owned the group's devices, and where its members were, as far as it is remembered."""
+    known = commands.group_named(operator_of(request), group)
+    return JSONResponse(known.history.timeline(group, now()).wire())
 
 
 async def _group(operator: Operator, name: str) -> dict[str, object]:

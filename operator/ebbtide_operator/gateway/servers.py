@@ -100,6 +100,14 @@ async def _events(operator: Operator, name: str) -> AsyncIterator[str]:
         yield f"event: state\ndata: {told}\n\n" if changed else ": still here\n\n"
 
 
+@router.get("/servers/{server}/why")
+async def get_why(request: Request, server: str) -> JSONResponse:
+    """Return what is wanted of a server, what is in the way, since when, and what to do."""
+    operator = operator_of(request)
+    found = operator.find(server) or server_named(operator, server)
+    return JSONResponse(views.why_view(operator, found).wire())
+
+
 @router.post("/servers/{server}:{verb}")
 async def step(request: Request, server: str, verb: str, asked: AskedHeaders) -> JSONResponse:
     """Take one step with every member of a server."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.server import InferenceServer
 from ebbtide_api.server_status import ServerStatus
+from ebbtide_api.verbs import Obstacle
 
 from ebbtide_operator.loop import Group, Operator
 from ebbtide_operator.operations import now
@@ -164,6 +165,26 @@ class Space(Operator):
         """Return a group's servers, by name."""
         return [self.servers[server.name] for server in self._asked_of(group) if server.name in self.servers]
 
+    def find(self, name: str) -> InferenceServer | None:
+        """Return a server by its name, also one whose spec cannot be carried out."""
+        return self.servers.get(name) or self.asked.get(name)
+
+    def problem(self, name: str) -> Problem | None:
+        """Return why a server's spec is not carried out, or its pods do not come."""
+        return self._refused.get(name) or self._kube.problems.get(name)
+
+    def refusal(self, name: str) -> Obstacle | None:
+        """Return the same for people; since when, the server's condition Stalled tells."""
+        problem = self.problem(name)
+        if problem is None:
+            return None
+        advice = f"Change it with kubectl; `kubectl -n {self.namespace} describe inferenceserver {name}` tells more."
+        written = self._written.get(name)
+        since = [one.last_transition_time for one in written.conditions if one.type == "Stalled"] if written else []
+        return Obstacle(
+            subject=name, reason=problem.reason, message=problem.message, next_action=advice, since=(since or [""])[0]
+        )
+
     def is_held(self, group: str) -> bool:
         """Say whether a group's memory is lent, or on its way: then its servers stay as they are."""
         lease = self.groups[group].record.lease if group in self.groups else None
@@ -276,7 +297,7 @@ class Space(Operator):
             conditions=group.conditions.get(server.name, ()) if group else (),
             now=now(),
             uids=self._kube.uids(server.group),
-            problem=self._refused.get(server.name) or self._kube.problems.get(server.name),
+            problem=self.problem(server.name),
         )
         return status_of(before, seen)
 

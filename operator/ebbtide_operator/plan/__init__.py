@@ -1,6 +1,7 @@
 """The planner: pure. It imports the messages and the standard library, has no I/O, no clock and no memory."""
 
 from .actions import Action, Call, EndMember, EnsureMember, Finish, Plan, Progress, Retire, Save
+from .explanation import Explanation, Obstacle
 from .finding import Finding
 from .plan import plan
 from .record import ENGINE, GroupRecord, LeaseRecord, LendIntent, ReturnIntent, Serve
@@ -12,12 +13,14 @@ __all__ = [
     "Call",
     "EndMember",
     "EnsureMember",
+    "Explanation",
     "Finding",
     "Finish",
     "GroupRecord",
     "LeaseRecord",
     "LendIntent",
     "MemberView",
+    "Obstacle",
     "Outcome",
     "Plan",
     "Progress",

@@ -11,6 +11,7 @@ from ebbtide_api.errors import ErrorBody
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LendResult, ReclaimResult, Verb
 
+from .explanation import Explanation
 from .finding import Finding
 from .record import GroupRecord
 
@@ -83,6 +84,7 @@ class Progress:
 class Plan:
     """What to do now, what to say of each server, and when to look again (seconds; None: when something happens).
 
+    why says of each server what is wanted of it and what is in the way.
     holds are the things that are waited for now; whoever calls plan() remembers since when (World.held).
     """
 
@@ -90,4 +92,5 @@ class Plan:
     conditions: Mapping[str, tuple[Finding, ...]] = field(default_factory=lambda: MappingProxyType({}))
     progress: Mapping[str, Progress] = field(default_factory=lambda: MappingProxyType({}))
     holds: frozenset[str] = frozenset()
+    why: Mapping[str, Explanation] = field(default_factory=lambda: MappingProxyType({}))
     requeue_after: float | None = None

@@ -25,10 +25,17 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Reason:
-    """What a check found."""
+    """What a check found, what to do about it (without advice it passes by itself), and which member it is about."""
 
     word: str
-    sentence: str
+    what: str
+    advice: str = ""
+    about: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Both, for people."""
+        return f"{self.what} {self.advice}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -63,14 +70,15 @@ def _owner_lost(at: Situation) -> Reason | None:
     if at.stage is not LeaseStage.OWNER_LOST:
         return None
     trainer = at.world.trainer
-    held = f" End process {trainer.pid}, which holds {trainer.used_mib:.0f} MiB." if trainer and trainer.alive else ""
-    return Reason("OwnerLost", f"{at.holder} let its lease expire; its memory was not measured free yet.{held}")
+    held = f"End process {trainer.pid}, which holds {trainer.used_mib:.0f} MiB." if trainer and trainer.alive else ""
+    return Reason("OwnerLost", f"{at.holder} let its lease expire; its memory was not measured free yet.", held)
 
 
-def _device_not_free(at: Situation) -> Reason | None:
+def device_not_free(at: Situation) -> Reason | None:
+    """Say which memory has not become free for so long that somebody must look."""
     for hold, error in at.moves.blocked.items():
         if at.now - at.world.held.get(hold, at.now) > MEMORY_DEADLINE:
-            return Reason("DeviceNotFree", f"{error.message} Free it, or raise the device's budget.")
+            return Reason("DeviceNotFree", error.message, "Free it, or raise the device's budget.")
     return None
 
 
@@ -79,7 +87,7 @@ def _canary_failed(at: Situation) -> Reason | None:
         error = _last_error(at, member)
         if error and error[0] is ErrorCode.CANARY_FAILED:
             way = "Publish another version, or reload the old one."
-            return Reason("CanaryFailed", f"{member.name} answered its canary wrong: {error[1]} {way}")
+            return Reason("CanaryFailed", f"{member.name} answered its canary wrong: {error[1]}", way, member.name)
     return None
 
 
@@ -88,7 +96,7 @@ def _version_behind(at: Situation) -> Reason | None:
     for member in at.members:
         if member.state and member.state.phase is Phase.RUNNING and member.state.committed_version < serve.version:
             has = f"{member.name} serves version {member.state.committed_version}, the group version {serve.version}"
-            return Reason("VersionBehind", f"{has}, whose files are gone. Publish a newer version.")
+            return Reason("VersionBehind", f"{has}, whose files are gone.", "Publish a newer version.", member.name)
     return None
 
 
@@ -99,7 +107,7 @@ def _keeps_failing(at: Situation) -> Reason | None:
             error = _last_error(at, member)
             why = error[1] if error else "it says that it is done, and is not"
             look = f"See `ebbtide logs {member.name}`."
-            return Reason("KeepsFailing", f"{member.name} does not {step.verb}: {why} {look}")
+            return Reason("KeepsFailing", f"{member.name} does not {step.verb}: {why}", look, member.name)
     return None
 
 
@@ -112,12 +120,14 @@ def _last_error(at: Situation, member: MemberView) -> tuple[ErrorCode, str] | No
 
 def _process_trouble(at: Situation) -> Reason | None:
     troubled = next((member for member in at.members if member.trouble), None)
-    return Reason("ProcessTrouble", f"{troubled.name}: {troubled.trouble}") if troubled else None
+    if troubled is None:
+        return None
+    return Reason("ProcessTrouble", f"{troubled.name}: {troubled.trouble}", about=troubled.name)
 
 
 STALLED: tuple[Check, ...] = (
     _owner_lost,  # a dead holder frees nothing: people must hear of it before anything else
-    _device_not_free,  # the engines wait for memory that somebody keeps
+    device_not_free,  # the engines wait for memory that somebody keeps
     _canary_failed,  # the gate stays shut
     _version_behind,  # one member answers with older weights than the others
     _keeps_failing,  # a step that never has its effect
@@ -125,7 +135,8 @@ STALLED: tuple[Check, ...] = (
 )
 
 
-def _lease_moves(at: Situation) -> Reason | None:
+def lease_moves(at: Situation) -> Reason | None:
+    """Say that the group is between two owners."""
     if at.stage is LeaseStage.LENDING:
         return Reason("Lending", f"The memory is on its way to {at.holder}.")
     if at.stage is LeaseStage.RETURNING:
@@ -143,7 +154,8 @@ def _restarting(at: Situation) -> Reason | None:
     return Reason("Restarting", f"The engine of {', '.join(names)} failed and is started again.") if names else None
 
 
-def _moving(at: Situation) -> Reason | None:
+def moving(at: Situation) -> Reason | None:
+    """Say which member has a step before it."""
     for member in at.members:
         match at.moves.steps.get(member.name, Done()):
             case Wait(why):
@@ -156,24 +168,29 @@ def _moving(at: Situation) -> Reason | None:
 RECONCILING: tuple[Check, ...] = (
     _unreachable,  # nothing is known of a member
     _restarting,  # an engine died
-    _lease_moves,  # the group is between two owners
-    _moving,  # a member has a step before it
+    lease_moves,  # the group is between two owners
+    moving,  # a member has a step before it
 )
 
 
 def conditions(at: Situation) -> tuple[Finding, ...]:
     """Return every condition of one server."""
-    stalled, moving = first(STALLED, at), first(RECONCILING, at)
+    stalled, under_way = first(STALLED, at), first(RECONCILING, at)
     if stalled:
-        moving = None
+        under_way = None
     settled = Reason("Settled", "Nothing is to be done.")
     return (
-        _ready(at, stalled or moving),
-        _finding(ConditionType.RECONCILING, moving is not None, moving or stalled or settled),
-        _finding(ConditionType.STALLED, stalled is not None, stalled or moving or settled),
+        _ready(at, stalled or under_way),
+        _finding(ConditionType.RECONCILING, under_way is not None, under_way or stalled or settled),
+        _finding(ConditionType.STALLED, stalled is not None, stalled or under_way or settled),
         _serving(at),
         _released(at),
     )
+
+
+def is_as_asked(at: Situation) -> bool:
+    """Say whether a server is as asked."""
+    return first((*STALLED, *RECONCILING), at) is None
 
 
 def first(checks: Iterable[Check], at: Situation) -> Reason | None:
@@ -187,10 +204,11 @@ def _finding(kind: ConditionType, holds: bool, reason: Reason) -> Finding:
 
 
 def _ready(at: Situation, obstacle: Reason | None) -> Finding:
-    return _finding(ConditionType.READY, obstacle is None, obstacle or _as_asked(at))
+    return _finding(ConditionType.READY, obstacle is None, obstacle or as_asked(at))
 
 
-def _as_asked(at: Situation) -> Reason:
+def as_asked(at: Situation) -> Reason:
+    """Return how a server is that is as asked."""
     if at.stage is LeaseStage.LENT:
         return Reason("Lent", f"Asleep: the memory is lent to {at.holder}.")
     if at.server.name in at.world.record.manual:

@@ -84,9 +84,9 @@ def lend_failure(world: World, intent: LendIntent, now: float) -> ErrorBody | No
     waiting = [member for member in world.wanted if not slept(world, member)]
     if now - world.started.get(intent.operation, now) > intent.deadline:
         return late("the lend", intent.deadline, waiting_for(waiting) or "the device is not free")
-    if not waiting and (shortage := _shortage(world)):
+    if not waiting and (short := shortage(world)):
         since = world.held.get(HOLD_LEND_MEMORY, now)
-        return shortage if now - since > MEMORY_DEADLINE else None
+        return short if now - since > MEMORY_DEADLINE else None
     return None
 
 
@@ -98,7 +98,8 @@ def waiting_for(members: list[MemberView]) -> str:
     )
 
 
-def _shortage(world: World) -> ErrorBody | None:
+def shortage(world: World) -> ErrorBody | None:
+    """Say why the holder cannot have what it needs yet."""
     lease = world.record.lease
     return lacking(world, lease.need_mib) if lease and lease.need_mib is not None else None
 
@@ -111,7 +112,7 @@ def lend_holds(world: World) -> frozenset[str]:
     if lease.lend.failure:
         return frozenset({HOLD_UNDO})
     asleep = all(slept(world, member) for member in world.wanted)
-    return frozenset({HOLD_LEND_MEMORY}) if asleep and _shortage(world) else frozenset()
+    return frozenset({HOLD_LEND_MEMORY}) if asleep and shortage(world) else frozenset()
 
 
 def lent(world: World, lease: LeaseRecord) -> bool:
@@ -123,7 +124,7 @@ def lent(world: World, lease: LeaseRecord) -> bool:
         return _put_to_sleep_by_hand(world)
     if lease.stage is not LeaseStage.LENDING or lease.lend is None or lease.lend.failure:
         return False
-    return all(slept(world, member) for member in world.wanted) and _shortage(world) is None
+    return all(slept(world, member) for member in world.wanted) and shortage(world) is None
 
 
 def _put_to_sleep_by_hand(world: World) -> bool:

@@ -14,7 +14,6 @@ from ebbtide_api.verbs import LeaseStage
 
 from .actions import Action, EndMember, EnsureMember, Plan, Progress, Save
 from .conditions import Situation, conditions
-from .finding import Finding
 from .group import Moves, moves
 from .lending import HOLD_LEND_MEMORY, HOLD_UNDO, UNDO_DEADLINE, lend_holds, slept
 from .member import Done
@@ -23,6 +22,7 @@ from .results import finishes
 from .returning import return_hold, return_holds
 from .stages import expires_in, settle
 from .turn import Turn
+from .why import explain
 from .world import World
 
 MEMORY_POLL = 0.1
@@ -36,11 +36,13 @@ def plan(world: World, now: float) -> Plan:
     before = world.record
     world, turns = settle(world, now)
     moved = moves(world, now)
+    situations = {name: Situation(world, server, moved, now) for name, server in world.servers.items()}
     return Plan(
         actions=(*_intent(before, world, turns), *finishes(world), *_processes(world), *moved.calls),
-        conditions=MappingProxyType(_conditions(world, moved, now)),
+        conditions=MappingProxyType({name: conditions(at) for name, at in situations.items()}),
         progress=MappingProxyType(_progress(world, moved)),
         holds=lend_holds(world) | return_holds(world) | frozenset(moved.blocked),
+        why=MappingProxyType({name: explain(at) for name, at in situations.items()}),
         requeue_after=_requeue(world, moved, now),
     )
 
@@ -63,10 +65,6 @@ def _processes(world: World) -> Iterable[Action]:
 def _frozen(world: World) -> bool:
     """A change of spec restarts engines: not while their memory is somebody else's, or on its way."""
     return world.record.lease is not None and world.record.lease.stage in _FROZEN
-
-
-def _conditions(world: World, moved: Moves, now: float) -> dict[str, tuple[Finding, ...]]:
-    return {name: conditions(Situation(world, server, moved, now)) for name, server in world.servers.items()}
 
 
 def _progress(world: World, moved: Moves) -> dict[str, Progress]:

@@ -16,7 +16,9 @@ from . import lend as lend_command
 from . import logs as logs_command
 from . import proxy as proxy_command
 from . import status as status_command
+from . import timeline as timeline_command
 from . import up as up_command
+from . import why as why_command
 from .console import out, seconds_of
 
 
@@ -90,6 +92,31 @@ def status(
 ) -> None:
     """Show servers, groups and devices, as measured."""
     raise typer.Exit(status_command.status(home, watch=watch, as_json=json))
+
+
+@app.command()
+def why(
+    server: Annotated[str, typer.Argument(help="A server.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    home: Home = None,
+) -> None:
+    """Explain a server: what is wanted, what is in the way, since when, and what to do."""
+    raise typer.Exit(why_command.why(server, home, as_json=json))
+
+
+@app.command()
+def timeline(
+    group: Annotated[str, typer.Argument(help="A group.")],
+    svg: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Write a picture there instead.")] = None,  # noqa: UP045
+    last: Annotated[
+        Optional[float], typer.Option(parser=_duration, metavar="TIME", help="Only what is this young: 90, 30s, 5m.")  # noqa: UP045
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    home: Home = None,
+) -> None:
+    """Show who owned a group's devices and where its members were, over time, as observed."""
+    asked = timeline_command.Asked(group, svg=svg, last=last, as_json=json)
+    raise typer.Exit(timeline_command.timeline(asked, home))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

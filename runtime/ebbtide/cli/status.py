@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ebbtide_api.errors import EbbtideError
-from ebbtide_api.verbs import GroupState, ServerState
+from ebbtide_api.verbs import GroupState, ServerState, ServerWhy, Timeline
 from rich.live import Live
 from rich.text import Text
 
@@ -52,6 +52,14 @@ class Source:
     def servers(self) -> list[ServerState]:
         """Return servers, measured now."""
         return self._runner.run(self._gateway.servers())
+
+    def why(self, server: str) -> ServerWhy:
+        """Return why a server is as it is."""
+        return self._runner.run(self._gateway.why(server))
+
+    def timeline(self, group: str) -> Timeline:
+        """Return what was observed of a group over time."""
+        return self._runner.run(self._gateway.timeline(group))
 
     def wire(self) -> dict[str, object]:
         """Return both as JSON."""

@@ -26,6 +26,8 @@ from ebbtide_api.verbs import (
     Operation,
     OperationStatus,
     ServerState,
+    ServerWhy,
+    Timeline,
 )
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -96,6 +98,14 @@ class Gateway:
     def servers(self) -> Flow[list[ServerState]]:
         """Return all servers with their members."""
         return self._many(Call("GET", "/v1/servers"), ServerState)
+
+    def why(self, server: str) -> Flow[ServerWhy]:
+        """Return why a server is as it is. Raises NOT_FOUND."""
+        return self._one(Call("GET", f"/v1/servers/{quote(server, safe='')}/why"), ServerWhy)
+
+    def timeline(self, group: str) -> Flow[Timeline]:
+        """Return what was observed of a group over time. Raises NOT_FOUND."""
+        return self._one(Call("GET", f"{group_path(group)}/timeline"), Timeline)
 
     # Leases
 

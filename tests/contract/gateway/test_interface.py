@@ -25,6 +25,8 @@ ROUTES = [
     ("POST", "/v1/groups/actor:reclaim"),
     ("GET", "/v1/servers"),
     ("GET", "/v1/servers/chat/state"),
+    ("GET", "/v1/servers/chat/why"),
+    ("GET", "/v1/groups/actor/timeline"),
     ("POST", "/v1/servers/chat:sleep"),
     ("POST", "/v1/apply"),
     ("POST", "/v1/shutdown"),

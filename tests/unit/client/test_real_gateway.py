@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +123,22 @@ def test_the_command_line(house: House, group: Group, capsys: pytest.CaptureFixt
     assert run(["lend", "actress", "--for", "10ms", "--home", str(house.home)]) == 1
     assert "NOT_FOUND there is no group actress; there are: actor." in capsys.readouterr().err
     assert run(["logs", "chat", "--agent", "--home", str(house.home)]) == 0
+
+
+def test_why_and_timeline_of_a_real_group(
+    house: House, group: Group, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with group.borrow():
+        pass
+    eventually(lambda: run(["why", "chat", "--home", str(house.home)]) == 0 and "as asked" in capsys.readouterr().out)
+    assert run(["timeline", "actor", "--home", str(house.home)]) == 0
+    shown = capsys.readouterr().out
+    for word in ("owner", "chat-0", "engine, epoch", "Lent by", "Asleep", "Running"):
+        assert word in shown
+    assert run(["timeline", "actor", "--svg", str(tmp_path / "a.svg"), "--home", str(house.home)]) == 0
+    assert "Lent" in (tmp_path / "a.svg").read_text()
+    assert run(["why", "chatty", "--home", str(house.home)]) == 1
+    assert "there is no server chatty; there are: chat" in capsys.readouterr().err
 
 
 def test_a_wrong_token_is_refused(connection: Connection) -> None:

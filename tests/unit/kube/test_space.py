@@ -236,3 +236,23 @@ def test_the_highest_epoch_of_a_group_is_told_with_its_owner() -> None:
 
     assert highest([server(), told(3, "engine"), told(7, "trainer")]) == (7, "trainer")
     assert highest([server()]) == (0, "")
+
+
+def test_why_names_a_spec_that_is_not_carried_out(tmp_path: Path) -> None:
+    from ebbtide_operator.views import why_view
+
+    async def scene(stage: Stage) -> None:
+        stage.put(server())
+        await until(lambda: bool(stage.space.groups["actor"].why))
+        assert stage.space.refusal("tiny") is None
+        stage.put(server(generation=2, weights={"handoff": "Disk"}))
+        await until(lambda: stage.space.refusal("tiny") is not None)
+        found = stage.space.find("tiny")
+        assert found is not None
+        why = why_view(stage.space, found)
+        assert why.settled is False
+        assert why.obstacles[0].reason == "HandoffVolumeMissing"
+        assert "ebbtide-handoff" in why.obstacles[0].message
+        assert "kubectl -n models describe inferenceserver tiny" in why.obstacles[0].next_action
+
+    play(tmp_path, scene)
