@@ -20,12 +20,14 @@ def svg(drawn: Chart, title: str) -> str:
         viewBox=f"0 0 {WIDTH} {height}",
         width=str(WIDTH),
         height=str(height),
-        style="font-family: sans-serif; font-size: 12px; background: white",
+        style="font-family: sans-serif; font-size: 12px",
     )
+    # Not a style: viewers with a dark ground ignore that.
+    Xml.SubElement(root, "rect", width="100%", height="100%", fill="white")
     _text(root, LEFT, 20, title, weight="bold")
+    _axis(root, drawn, TOP + LANE * len(drawn.lanes))
     for index, lane in enumerate(drawn.lanes):
         _lane(root, drawn, lane, TOP + LANE * index)
-    _axis(root, drawn, TOP + LANE * len(drawn.lanes))
     _legend(root, drawn, height - 20)
     return Xml.tostring(root, encoding="unicode") + "\n"
 
