@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define EBB_ABI_VERSION 1u
+#define EBB_ABI_VERSION 2u
 
 typedef enum ebb_status {
   EBB_OK = 0,
@@ -215,7 +215,11 @@ typedef enum ebb_field {
   EBB_F_MEASURE_REQUEST = 16,
   EBB_F_LAUNCHER_BEAT = 17,
   EBB_F_AGENT_BEAT = 18,
-  EBB_F_COUNT = 19
+  EBB_F_LAST_REQUEST = 19, /* CLOCK_MONOTONIC in ns: when the last request left, or the gate was opened */
+  EBB_F_WAKES = 20,        /* 1: a request that finds the gate closed wakes the member */
+  EBB_F_KNOCK = 21,        /* not 0: such a request came */
+  EBB_F_HOLD_MS = 22,      /* how long it waits for the gate; 0: it is refused at once */
+  EBB_F_COUNT = 23
 } ebb_field;
 
 #define EBB_GATE_SLOTS 64u
@@ -257,7 +261,7 @@ EBB_API int32_t ebb_gate_register(ebb_page* page, ebb_gate** gate, ebb_error* er
 /* `admitted` 1: the request is counted until ebb_gate_leave; 0: the gate is closed and nothing was counted.
  */
 EBB_API int32_t ebb_gate_enter(ebb_gate* gate, int32_t* admitted, ebb_error* error);
-/* EBB_INVALID_STATE when nothing is inside. */
+/* Sets EBB_F_LAST_REQUEST, then counts out. EBB_INVALID_STATE when nothing is inside. */
 EBB_API int32_t ebb_gate_leave(ebb_gate* gate, ebb_error* error);
 /* Gives the slot back, with all that is still counted in it. */
 EBB_API void ebb_gate_close(ebb_gate* gate);

@@ -1,10 +1,21 @@
 #include "gate.h"
 
+#include <time.h>
 #include <unistd.h>
 
 #include "status.h"
 
 namespace ebb {
+
+namespace {
+
+uint64_t monotonic_ns() noexcept {
+  timespec now = {};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000ULL + static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
 
 Gate::Gate(Page& page) : page_(page), slot_(page.claim()), pid_(::getpid()) {}
 
@@ -30,6 +41,8 @@ bool Gate::enter() {
 
 void Gate::leave() {
   check_owner();
+  // Before the count: whoever sees nobody inside must see when the last one left.
+  if (slot_.inflight.load() != 0) page_.set(EBB_F_LAST_REQUEST, monotonic_ns());
   if (!decrement()) fail(EBB_INVALID_STATE, "nothing is inside the gate");
 }
 

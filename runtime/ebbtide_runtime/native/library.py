@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .status import NativeError, Status
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class ErrorStruct(ctypes.Structure):

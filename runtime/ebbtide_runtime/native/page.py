@@ -35,6 +35,10 @@ class Field(IntEnum):
     MEASURE_REQUEST = 16
     LAUNCHER_BEAT = 17
     AGENT_BEAT = 18
+    LAST_REQUEST = 19
+    WAKES = 20
+    KNOCK = 21
+    HOLD_MS = 22
 
 
 @dataclass(frozen=True)

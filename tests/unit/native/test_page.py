@@ -2,6 +2,7 @@
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_admission_changes_by_the_gate_only(page: Page) -> None:
             change()
         assert caught.value.status is Status.INVALID_ARGUMENT
     assert not page.admission
+
+
+def test_a_request_that_leaves_says_when(page: Page) -> None:
+    gate = page.register_gate()
+    page.open_gate()
+    assert gate.enter()
+    assert page.get(Field.LAST_REQUEST) == 0
+    before = time.monotonic_ns()
+    gate.leave()
+    assert before <= page.get(Field.LAST_REQUEST) <= time.monotonic_ns()
 
 
 def test_two_openers_see_one_page(page: Page, shm: Path) -> None:

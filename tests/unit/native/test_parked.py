@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ebbtide_runtime.native import Arena, Cancel, NativeError, Parked, ParkedInfo, Status, Tag, crc32c
+from ebbtide_runtime.native.library import ABI_VERSION
 
 from .children import child, says, until
 from .memory import anonymous_bytes, randomize, read, write
@@ -252,7 +253,9 @@ def test_a_missing_file_and_a_link_are_refused(parked: Parked, path: Path) -> No
 
 
 def test_another_abi_is_refused(parked: Parked, path: Path) -> None:
-    reseal(path, 1, 2)
+    reseal(path, 1, ABI_VERSION + 1)
+    assert opening(path) is Status.WRONG_ABI
+    reseal(path, 1, ABI_VERSION - 1)
     assert opening(path) is Status.WRONG_ABI
 
 
