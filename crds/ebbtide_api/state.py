@@ -128,7 +128,11 @@ class PhaseTiming(Reading):
 
 
 class StateVector(Reading):
-    """Everything known of one member, as measured by its agent."""
+    """Everything known of one member, as measured by its agent.
+
+    `idle_seconds`: how long nobody has been inside, since the last request left or the gate was opened; None before.
+    `wakes`: a request that finds the gate closed shall wake it, and is held for `hold_seconds`. `requested`: one came.
+    """
 
     name: str
     server: str
@@ -136,6 +140,10 @@ class StateVector(Reading):
     phase: Phase
     admission: bool
     inflight: Inflight = Inflight()
+    idle_seconds: float | None = None
+    wakes: bool = False
+    hold_seconds: float = 0
+    requested: bool = False
     weights: Weights = Weights.UNKNOWN
     kv: KV = KV.UNKNOWN
     weight_version: int = 0

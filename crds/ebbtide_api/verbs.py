@@ -60,12 +60,17 @@ class Drain(Message):
 
 
 class SleepRequest(Message):
-    """Put a member to sleep. `level` 0 lets the policy choose; `needMib` is what must be free per device."""
+    """Put a member to sleep. `level` 0 lets the policy choose; `needMib` is what must be free per device.
+
+    With `wakes`, a request that finds the gate closed is news for the operator, and is held for `hold` seconds.
+    """
 
     level: int = Field(0, ge=0, le=2)
     drain: Drain = Drain()
     need_mib: float | None = Field(None, ge=0)
     settle: float = Field(0.2, ge=0, le=60)
+    wakes: bool = False
+    hold: float = Field(0, ge=0, le=3600)
 
 
 class WeightsSource(Message):

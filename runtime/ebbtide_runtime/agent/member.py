@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -106,6 +107,9 @@ class Member:
     def _enter(self, phase: Phase, seconds: float | None = None) -> None:
         # The gate is closed before the phase changes and opened after: open means Running at every instant.
         if phase not in ADMITTING:
+            if self.page.admission:
+                # One that was late for an earlier sleep would end the next one as it begins.
+                self.page.set(Field.KNOCK, 0)
             self.page.close_gate()
         self.page.set(Field.RETRY_AFTER_S, max(1, round(self.settings.retry_after_s)))
         self.page.set(Field.PHASE, PHASE_NUMBER[phase])
@@ -113,10 +117,18 @@ class Member:
         self.since = _now()
         self._arm(phase, seconds)
         if phase in ADMITTING:
+            # A member that just began to serve is not idle yet, however long ago its last request was.
+            self.page.set(Field.LAST_REQUEST, time.monotonic_ns())
+            self.doze(wakes=False, hold=0)
             self.page.open_gate()
         log.info("phase %s", phase)
         self.entered(phase)
         self.changed()
+
+    def doze(self, *, wakes: bool, hold: float) -> None:
+        """Say whether a request that finds the gate closed wakes the member, and how many seconds it is held."""
+        self.page.set(Field.HOLD_MS, round(hold * 1000) if wakes else 0)
+        self.page.set(Field.WAKES, int(wakes))
 
     # Deadlines
 

@@ -6,16 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ebbtide_api.state import KV, DeviceMemory, Inflight, Instance, Level, Phase, StateVector, Weights
 
-from ..native import Field
+from ..native import Field, Page
 from .lifecycle import MIB
 from .member import Member
 from .receive import received
 
 # What changes all the time, and is no news.
-_NOISE = {"inflight", "devices", "host_mib", "parked_mib", "state_version"}
+_NOISE = {"inflight", "idle_seconds", "devices", "host_mib", "parked_mib", "state_version"}
 _LEVELS = {Weights.PARKED: Level.PARKED, Weights.DISCARDED: Level.DISCARDED}
 
 
@@ -36,6 +37,14 @@ def devices(member: Member) -> list[DeviceMemory]:
     return [device]
 
 
+def idle_seconds(page: Page) -> float | None:
+    """Return how long nobody has been inside; None when nobody could be yet."""
+    inside, left = page.inflight(), page.get(Field.LAST_REQUEST)
+    if left == 0:
+        return None
+    return 0.0 if inside else round(max(0, time.monotonic_ns() - left) / 1e9, 3)
+
+
 def _level(member: Member) -> Level | None:
     asleep = member.ranks.kv is KV.DISCARDED and member.phase in (Phase.ASLEEP, Phase.SUSPENDING)
     return _LEVELS.get(member.ranks.weights) if asleep else None
@@ -46,18 +55,30 @@ def _limit(member: Member) -> float | None:
     return None if limit is None else mib(limit)
 
 
+def _at_the_gate(page: Page) -> dict[str, Any]:
+    admission = page.admission
+    return {
+        "admission": admission,
+        "inflight": Inflight(running=page.inflight()),
+        "idle_seconds": idle_seconds(page),
+        "wakes": page.get(Field.WAKES) == 1,
+        "hold_seconds": page.get(Field.HOLD_MS) / 1000,
+        # While the gate is open, a knock is an old one.
+        "requested": page.get(Field.KNOCK) > 0 and not admission,
+    }
+
+
 def build(member: Member, operation: str | None, state_version: int) -> StateVector:
     """Return everything known of a member."""
     page, memory, config = member.page, member.store.memory, member.config
     ranks = member.observed.ranks if member.observed else []
     measured = member.probe.latest()
     return StateVector(
+        **_at_the_gate(page),
         name=config.name,
         server=config.server,
         group=config.group,
         phase=member.phase,
-        admission=page.admission,
-        inflight=Inflight(running=page.inflight()),
         weights=member.ranks.weights,
         kv=member.ranks.kv,
         weight_version=member.ranks.version,

@@ -1,14 +1,17 @@
 """The admission gate: a pure ASGI middleware, the outermost one in vLLM's API process.
 
 Deny by default. Inference is admitted or refused by one atomic step on the control page, and counted until the last
-byte was sent or the client went away. Our control routes need the boot secret; so does the canary, the one request
+byte was sent or the client went away. One that finds a member which sleeps by idleness wakes it, and is held for that
+if the server's spec says so. Our control routes need the boot secret; so does the canary, the one request
 that may pass while the gate is closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
@@ -27,6 +30,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _HEADER = SECRET.lower().encode()
 _TRY_AGAIN_LATER = 1013
+_LOOK_S = 0.02
 _PHASES = {number: phase for phase, number in PHASE_NUMBER.items()}
 _CLOSED: dict[Phase, ErrorCode] = {
     Phase.RUNNING: ErrorCode.DRAINING,
@@ -58,6 +62,12 @@ class Door(Protocol):
     def retry_after(self) -> int:
         """Return when to try again, in seconds."""
 
+    def hold(self) -> float:
+        """Return how long a request may wait for the gate, in seconds; 0: it wakes nobody, or shall not wait."""
+
+    def knock(self) -> bool:
+        """Say that somebody waits, if that wakes the member; return whether the gate is open by now."""
+
 
 class PageDoor:
     """The door on the real control page, with this process's own slot."""
@@ -79,6 +89,18 @@ class PageDoor:
         """Return when to try again, in seconds."""
         return self._page.get(self._field.RETRY_AFTER_S)
 
+    def hold(self) -> float:
+        """Return how long a request may wait for the gate, in seconds."""
+        return self._page.get(self._field.HOLD_MS) / 1000
+
+    def knock(self) -> bool:
+        """Say that somebody waits, if that wakes the member; return whether the gate is open by now."""
+        if self._page.admission:
+            return True
+        if self._page.get(self._field.WAKES):
+            self._page.set(self._field.KNOCK, 1)
+        return False
+
 
 def refusal(phase: int) -> ErrorCode:
     """Return the code of a request refused in a phase; a number that is no phase counts as starting."""
@@ -92,6 +114,7 @@ class Gate:
         self.app = app
         self._door = door
         self._secret = secret
+        self._lookout: asyncio.Task[None] | None = None
 
     @property
     def door(self) -> Door:
@@ -136,13 +159,35 @@ class Gate:
     async def _inference(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._knows_secret(scope):
             await self.app(self._without_secret(scope), receive, send)
-        elif self.door.enter():
+        elif self.door.enter() or await self._held():
             try:
                 await self.app(self._without_secret(scope), receive, send)
             finally:
                 self.door.leave()
         else:
             await self._closed(send)
+
+    async def _held(self) -> bool:
+        """Knock, and wait as long as requests are held here. Returns whether the request was counted in."""
+        door = self.door
+        door.knock()
+        due = time.monotonic() + door.hold()
+        while (left := due - time.monotonic()) > 0 and door.hold() > 0:
+            await asyncio.wait({self._watching()}, timeout=left)
+            if door.enter():
+                return True
+        return False
+
+    def _watching(self) -> asyncio.Task[None]:
+        """Return the one look at the door that all who are held share: a thousand of them cost what one does."""
+        if self._lookout is None or self._lookout.done():
+            self._lookout = asyncio.create_task(self._watch(), name="gate")
+        return self._lookout
+
+    async def _watch(self) -> None:
+        # Again and again: a gate that was opened and closed in between has forgotten who knocked.
+        while not self.door.knock() and self.door.hold() > 0:  # noqa: ASYNC110 - what is polled is in shared memory
+            await asyncio.sleep(_LOOK_S)
 
     async def _control(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         _, method = paths.rule(path)
@@ -169,6 +214,7 @@ class Gate:
             finally:
                 self.door.leave()
         else:
+            self.door.knock()
             # Accepted first: a close before it reaches the client as a bare 403, without the code.
             await send({"type": "websocket.accept"})
             reason = str(refusal(self.door.phase()))

@@ -16,7 +16,7 @@ from tests.support.fake_engine import until
 from tests.support.rig import WAYS, Member, back, cycle, sleep, to_committed, to_running, to_weights
 
 # What moves by itself, and says nothing of a change.
-_NOISE = {"inflight", "devices", "state_version", "operation", "last_error", "host_mib", "parked_mib"}
+_NOISE = {"inflight", "idle_seconds", "devices", "state_version", "operation", "last_error", "host_mib", "parked_mib"}
 
 
 def core(vector: StateVector) -> dict[str, Any]:

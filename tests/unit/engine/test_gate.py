@@ -28,6 +28,9 @@ class FakeDoor:
         self.entered = 0
         self.now = phase
         self.retry = retry
+        self.held = 0.0
+        self.knocks = 0
+        self.on_knock: Callable[[], None] = lambda: None
 
     def enter(self) -> bool:
         if self.opened:
@@ -43,6 +46,15 @@ class FakeDoor:
 
     def retry_after(self) -> int:
         return self.retry
+
+    def hold(self) -> float:
+        return self.held
+
+    def knock(self) -> bool:
+        if not self.opened:
+            self.knocks += 1
+            self.on_knock()
+        return self.opened
 
 
 class Inner:
@@ -298,3 +310,83 @@ def test_the_gate_logs_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     gate, _, _ = make(FakeDoor(opened=False))
     answers = [ask(gate, http(headers=[("Ebbtide-Secret", secret)])) for secret in (SECRET, "a wrong secret")]
     assert SECRET not in caplog.text + repr([answer.messages for answer in answers]) + repr(gate)
+
+
+# Held
+
+
+def test_a_refused_request_knocks_once_and_is_not_held() -> None:
+    gate, door, inner = make(FakeDoor(opened=False, phase=Phase.ASLEEP))
+    assert ask(gate, http()).status == 503
+    assert (door.knocks, inner.scopes) == (1, [])
+
+
+def test_an_open_gate_hears_no_knock() -> None:
+    gate, door, _ = make()
+    assert ask(gate, http()).status == 200
+    assert door.knocks == 0
+
+
+def test_many_held_requests_are_served_when_the_gate_opens() -> None:
+    door = FakeDoor(opened=False, phase=Phase.ASLEEP)
+    door.held = 20
+
+    def wake() -> None:
+        # The first look after all of them knocked.
+        door.opened = door.knocks > 100
+
+    door.on_knock = wake
+    gate, _, inner = make(door)
+
+    async def main() -> list[Answer]:
+        return list(await asyncio.gather(*(call(gate, http()) for _ in range(100))))
+
+    assert [answer.status for answer in asyncio.run(main())] == [200] * 100
+    assert (door.entered, door.inside, len(inner.scopes)) == (100, 0, 100)
+    assert door.knocks == 101, "those who wait share one look at the door"
+
+
+def test_a_request_that_was_held_in_vain_gets_a_503() -> None:
+    door = FakeDoor(opened=False, phase=Phase.WAKING_KV, retry=3)
+    door.held = 0.05
+    gate, _, inner = make(door)
+    answer = ask(gate, http())
+    assert (answer.status, answer.headers["retry-after"], answer.body["code"]) == (503, "3", "ENGINE_ASLEEP")
+    assert inner.scopes == []
+
+
+def test_what_is_lent_meanwhile_holds_nobody() -> None:
+    door = FakeDoor(opened=False, phase=Phase.ASLEEP)
+    door.held = 3600
+
+    def lend() -> None:
+        door.held = 0.0 if door.knocks > 2 else 3600
+
+    door.on_knock = lend
+    gate, _, _ = make(door)
+    assert ask(gate, http()).status == 503
+
+
+def test_a_gate_that_closed_again_is_knocked_at_again() -> None:
+    door = FakeDoor(opened=False, phase=Phase.ASLEEP)
+    door.held = 20
+    closed_again = iter([False, True])
+
+    def enter() -> bool:
+        # The first time that it looks open, it is closed again before anybody is in.
+        door.opened = door.opened and next(closed_again)
+        return FakeDoor.enter(door)
+
+    def wake() -> None:
+        door.opened = door.knocks >= 3
+
+    door.enter, door.on_knock = enter, wake  # type: ignore[method-assign]
+    gate, _, _ = make(door)
+    assert ask(gate, http()).status == 200
+    assert door.knocks > 3
+
+
+def test_a_websocket_knocks_too() -> None:
+    gate, door, _ = make(FakeDoor(opened=False, phase=Phase.ASLEEP))
+    asyncio.run(call(gate, {"type": "websocket", "path": "/v1/realtime", "headers": []}))
+    assert door.knocks == 1

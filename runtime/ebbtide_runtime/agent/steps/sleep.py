@@ -129,6 +129,8 @@ class Sleep(_Release[SleepRequest]):
             modes = [DrainMode.WAIT.value, DrainMode.ABORT.value]
             raise EbbtideError(ErrorCode.INVALID_MODE, "memory of frozen requests cannot be released", modes=modes)
         await self.decide(self.body.level)
+        # Before the gate is closed: the first request that it refuses must know.
+        self.member.doze(wakes=self.body.wakes, hold=self.body.hold)
 
     def budget(self) -> float | None:
         """Return the drain's own time, where the verb begins with one."""
@@ -155,6 +157,8 @@ class Sleep(_Release[SleepRequest]):
         if need is not None and free < need:
             sentence = f"{mib(free)} MiB are free, {mib(need)} are needed"
             raise EbbtideError(ErrorCode.RELEASE_INCOMPLETE, sentence, usedMiB=mib(now.used_bytes), needMiB=mib(need))
+        member.doze(wakes=self.body.wakes, hold=self.body.hold)
+        member.changed()
         return SleepResult(level=int(level or 0), devices=[_released(member, now.used_bytes, now.used_bytes)])
 
 
