@@ -97,8 +97,21 @@ class Sleep(Spec):
         description="Whether a request wakes a server that fell asleep by idleness."
         " A lent server, and one with power Asleep, never wakes by a request.",
     )
+    hold_for: Annotated[Duration, Between(Duration("0s"), Duration("1h"))] = Field(
+        Duration("0s"),
+        description="How long a request that wakes the server waits for it, to be served then."
+        " 0s answers at once, with 503 and Retry-After; so does the end of this time.",
+    )
     drain: DrainSpec = Field(DrainSpec(), description="How requests in flight are ended first.")
     idle: Idle | None = Field(None, description="When an idle server sleeps by itself. Absent means never.")
+
+    @rule(
+        "self.wakeOnRequest || duration(self.holdFor) == duration('0s')",
+        "a request is held for a wake only: set wakeOnRequest, or leave holdFor at 0s",
+        field="holdFor",
+    )
+    def _held_requests_wake(self) -> bool:
+        return self.wake_on_request or not self.hold_for.value
 
     @rule(
         "self.level != 'Parked' || self.parking != 'Never'",

@@ -209,6 +209,7 @@ class Operator:
         group = self.groups[name]
         lease = group.record.lease
         trainer = await self.trainer(group)
+        await self._look_at_idle(group, trainer)
         async with group.lock:
             if group.record.lease != lease:
                 self.queue.add(name)  # measured for another lease than the one that is held now
@@ -224,6 +225,15 @@ class Operator:
         self.bell.ring()
         if made.requeue_after is not None:
             self.queue.add_after(name, made.requeue_after)
+
+    async def _look_at_idle(self, group: Group, trainer: TrainerView | None) -> None:
+        """Ask again before a server is put to sleep because nobody asks it: a request alone is no news of an agent."""
+        name = group.record.group
+        if not any(self.views[server.name].idle for server in self.servers_of(name)):
+            return
+        rests = plan(self.world(group, trainer), time.monotonic()).rests
+        if any(member.serving and not member.busy and member.server in rests for member in self.driver.members(name)):
+            await self.driver.refresh(name)
 
     async def trainer(self, group: Group) -> TrainerView | None:
         """Measure the processes that may use the group's devices now, if something depends on it."""

@@ -12,7 +12,7 @@ from ebbtide_api.server import Handoff, InferenceServer, Power
 from ebbtide_api.supported import require_supported
 
 from .drive.layout import Layout
-from .plan import ServerView
+from .plan import Idle, ServerView
 
 MIB = 1 << 20
 
@@ -62,6 +62,19 @@ def view(server: InferenceServer) -> ServerView:
         canary=spec.weights.canary.request,
         device=device_of(server),
         budget_mib=budget_of(server) / MIB,
+        idle=_idle(server),
+    )
+
+
+def _idle(server: InferenceServer) -> Idle | None:
+    sleep = server.spec.sleep
+    if sleep.idle is None:
+        return None
+    return Idle(
+        after=sleep.idle.after.seconds,
+        deeper=sleep.idle.deeper_after.seconds if sleep.idle.deeper_after else None,
+        wakes=sleep.wake_on_request,
+        hold=sleep.hold_for.seconds,
     )
 
 

@@ -104,6 +104,10 @@ class FakeMember:
     state_version: int = 1
     url: str = ""
     forget_sizes: bool = False
+    idle: float | None = None
+    wakes: bool = False
+    hold: float = 0.0
+    requested: bool = False
 
     @property
     def used(self) -> float:
@@ -120,6 +124,10 @@ class FakeMember:
             phase=self.phase,
             admission=self.phase is Phase.RUNNING,
             inflight=Inflight(),
+            idle_seconds=self.idle,
+            wakes=self.wakes,
+            hold_seconds=self.hold,
+            requested=self.requested,
             weights=self.weights,
             kv=self.kv,
             weight_version=self.version,
@@ -158,6 +166,8 @@ class FakeMember:
     def _decide(self, verb: Verb, body: dict[str, Any], key: str) -> Operation | ErrorBody:
         if self.current is not None:
             return error(ErrorCode.OPERATION_IN_PROGRESS, operation=self.current[0])
+        if verb is Verb.SLEEP and self.phase is not Phase.PENDING_DEVICE:
+            self.wakes, self.hold = body["wakes"], body["hold"]
         begins = _STARTS[verb].get(self.phase)
         if begins is None and self.phase in _NOOPS.get(verb, set()):
             return self._record(
@@ -186,6 +196,8 @@ class FakeMember:
         return operation
 
     def _move(self, phase: Phase) -> None:
+        if phase is Phase.RUNNING:
+            self.idle, self.wakes, self.hold, self.requested = 0.0, False, 0.0, False
         self.phase = phase
         self.state_version += 1
 
@@ -318,6 +330,15 @@ class FakeMember:
         self.engine_pid, self.pending, self.level = 0, None, None
         self.weights, self.kv = Weights.UNKNOWN, KV.UNKNOWN
         self._move(Phase.PENDING_DEVICE)
+
+    def request(self) -> bool:
+        """A request comes: served at once, or refused, which is a knock if that wakes the member."""
+        if self.phase is Phase.RUNNING:
+            self.idle = 0.0
+            return True
+        self.requested = self.requested or self.wakes
+        self.state_version += 1
+        return False
 
     def rederive(self) -> None:
         """The agent restarted: where is the member, by what can be observed?"""

@@ -43,6 +43,7 @@ class LocalMember:
         self._layout, self._settings, self._changed = layout, settings, changed
         self._state: StateVector | None = None
         self._last: StateVector | None = None
+        self._heard_at: float | None = None
         self._busy: str | None = None
         self._outcomes: list[Outcome] = []
         self._failure = ""
@@ -60,6 +61,7 @@ class LocalMember:
             last=self._last,
             busy=self._busy,
             outcomes=tuple(self._outcomes),
+            heard=self._heard_at,
             trouble=self._failure or next((s.trouble for s in self._supervisors if s.trouble), ""),
         )
 
@@ -144,6 +146,8 @@ class LocalMember:
     def _heard(self, state: StateVector | None) -> None:
         if state is not None and self.born is not None and state.instance.uid != self.born.config.uid:
             state = None  # somebody else answers on that port
+        if state is not None:
+            self._heard_at = time.monotonic()
         if state == self._state or (state and self._state and state.state_version < self._state.state_version):
             return  # no news, or an answer that was overtaken
         self._state, self._last = state, state or self._last

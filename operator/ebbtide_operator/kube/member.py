@@ -35,6 +35,7 @@ class PodMember:
         self._reach, self._changed = reach, changed
         self._state: StateVector | None = None
         self._last: StateVector | None = None
+        self._heard_at: float | None = None
         self._busy: str | None = None
         self._outcomes: list[Outcome] = []
         self._client: AgentClient | None = None
@@ -51,6 +52,7 @@ class PodMember:
             last=self._last,
             busy=self._busy,
             outcomes=tuple(self._outcomes),
+            heard=self._heard_at,
             trouble=self.pod.trouble,
         )
 
@@ -92,6 +94,8 @@ class PodMember:
         # With another UID, the address is another pod's by now.
         ours = state is not None and state.instance.uid == self.pod.uid
         state = state.model_copy(update={"url": self._url(state)}) if state and ours else None
+        if state is not None:
+            self._heard_at = time.monotonic()
         if state == self._state or (state and self._state and state.state_version < self._state.state_version):
             return  # no news, or an answer that was overtaken
         if state is not None:

@@ -5,7 +5,7 @@ from .explanation import Explanation, Obstacle
 from .finding import Finding
 from .plan import plan
 from .record import ENGINE, GroupRecord, LeaseRecord, LendIntent, ReturnIntent, Serve
-from .world import MemberView, Outcome, ServerView, TrainerView, World
+from .world import Idle, MemberView, Outcome, ServerView, TrainerView, World
 
 __all__ = [
     "ENGINE",
@@ -17,6 +17,7 @@ __all__ = [
     "Finding",
     "Finish",
     "GroupRecord",
+    "Idle",
     "LeaseRecord",
     "LendIntent",
     "MemberView",

@@ -85,6 +85,7 @@ class Plan:
     """What to do now, what to say of each server, and when to look again (seconds; None: when something happens).
 
     why says of each server what is wanted of it and what is in the way.
+    rests are the servers that nobody asks, and that sleep therefore.
     holds are the things that are waited for now; whoever calls plan() remembers since when (World.held).
     """
 
@@ -92,5 +93,6 @@ class Plan:
     conditions: Mapping[str, tuple[Finding, ...]] = field(default_factory=lambda: MappingProxyType({}))
     progress: Mapping[str, Progress] = field(default_factory=lambda: MappingProxyType({}))
     holds: frozenset[str] = frozenset()
+    rests: frozenset[str] = frozenset()
     why: Mapping[str, Explanation] = field(default_factory=lambda: MappingProxyType({}))
     requeue_after: float | None = None

@@ -15,9 +15,10 @@ from ebbtide_api.verbs import LeaseStage
 
 from .finding import Finding
 from .group import Moves, step_base
+from .idle import Rest
 from .lending import MEMORY_DEADLINE, error_of
 from .member import Do, Done, Wait
-from .world import MemberView, ServerView, World
+from .world import Idle, MemberView, ServerView, World
 
 TRIES = 3
 """How many answers without effect make a step stalled."""
@@ -51,6 +52,11 @@ class Situation:
     def members(self) -> tuple[MemberView, ...]:
         """The server's members."""
         return tuple(member for member in self.world.wanted if member.server == self.server.name)
+
+    @property
+    def rest(self) -> Rest | None:
+        """How the server rests, if nobody asks it."""
+        return self.moves.rests.get(self.server.name)
 
     @property
     def stage(self) -> LeaseStage | None:
@@ -155,7 +161,9 @@ def _restarting(at: Situation) -> Reason | None:
 
 
 def moving(at: Situation) -> Reason | None:
-    """Say which member has a step before it."""
+    """Say which member has a step before it. A server that falls asleep because nobody asks is as asked all the way."""
+    if at.rest:
+        return None
     for member in at.members:
         match at.moves.steps.get(member.name, Done()):
             case Wait(why):
@@ -215,7 +223,16 @@ def as_asked(at: Situation) -> Reason:
         return Reason("Manual", "Driven step by step; `:reconcile` hands it back.")
     if at.server.awake == 0:
         return Reason("Asleep", "Asleep, as asked.")
+    if at.rest and at.server.idle:
+        return _resting(at, at.server.idle)
     return Reason("Serving", f"{at.server.awake} of {at.server.replicas} replicas serve.")
+
+
+def _resting(at: Situation, idle: Idle) -> Reason:
+    then = "a request wakes it" if idle.wakes else "no request wakes it"
+    if not all(member.released for member in at.members):
+        return Reason("FallingAsleep", f"Nobody asks: it is on its way to sleep, and {then}.")
+    return Reason("Idle", f"Asleep, because nobody asked for {idle.after:g} s; {then}.")
 
 
 def _serving(at: Situation) -> Finding:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ebbtide_api.errors import ErrorBody, ErrorCode
-from ebbtide_api.state import Phase
-from ebbtide_api.verbs import LeaseStage, SleepRequest, Verb
+from ebbtide_api.state import Level, Phase
+from ebbtide_api.verbs import Drain, DrainMode, LeaseStage, OnDeadline, SleepRequest, Verb
 
 from .actions import Call
+from .idle import Rest, rest_of
 from .keys import answers_to, attempt_key, base, instance, scope, verb_of
 from .lending import TRANSIENT, error_of, fenced
 from .member import Asleep, Do, Goal, Leave, Loaded, Need, Serving, Step, Wait, next_step
 from .memory import shortages
 from .record import GroupRecord, LeaseRecord
-from .world import MemberView, Outcome, ServerView, World
+from .world import Idle, MemberView, Outcome, ServerView, World
 
 HOLD_WEIGHTS = "memory:weights"
 HOLD_KV = "memory:kv"
@@ -23,8 +24,10 @@ CALL_DEADLINE = 900.0
 """Seconds after which the outcome of a call is unknown; agents keep shorter deadlines for every phase themselves."""
 
 
-def goal_of(record: GroupRecord, server: ServerView, member: MemberView, sources: frozenset[str]) -> Goal:
-    """Return what a member is to reach, by the stage of its group's lease."""
+def goal_of(
+    record: GroupRecord, server: ServerView, member: MemberView, sources: frozenset[str], rest: Rest | None = None
+) -> Goal:
+    """Return what a member is to reach, by the stage of its group's lease, and while nobody asks its server."""
     if server.name in record.manual:
         return Leave("driven step by step")
     lease = record.lease
@@ -38,8 +41,10 @@ def goal_of(record: GroupRecord, server: ServerView, member: MemberView, sources
     if lease and lease.back and (version := record.loading):
         return Loaded(version, lease.back.source or "", Asleep(server.level, server.drain, server.settle))
     serving = _serving(record, server, sources)
-    if member.ordinal < server.awake or _must_catch_up(member, serving):
+    if _must_catch_up(member, serving):
         return serving
+    if member.ordinal < server.awake:
+        return _resting(serving.sleep, server.idle, rest) if rest and server.idle else serving
     return serving.sleep
 
 
@@ -48,6 +53,15 @@ def _confirmed(record: GroupRecord, member: MemberView) -> bool:
         # It is asked to sleep for its agent to hear of the epoch.
         return fenced(record, member)
     return any(error_of(answer) is None for answer in answers_to(member, Verb.SLEEP, scope(record)))
+
+
+def _resting(sleep: Asleep, idle: Idle, rest: Rest) -> Asleep:
+    # A request that came at the last moment is worth more than the sleep: it is never aborted for it.
+    drain = Drain(mode=DrainMode.WAIT, timeout=sleep.drain.timeout, on_deadline=OnDeadline.FAIL)
+    level = int(Level.DISCARDED) if rest.deeper else sleep.level
+    return replace(
+        sleep, level=level, drain=drain, wakes=idle.wakes, hold=idle.hold if idle.wakes else 0.0, deeper=rest.deeper
+    )
 
 
 def _must_catch_up(member: MemberView, serving: Serving) -> bool:
@@ -70,24 +84,25 @@ def _serving(record: GroupRecord, server: ServerView, sources: frozenset[str]) -
     return Serving(serve.version, source, canary, Asleep(server.level, server.drain, server.settle))
 
 
-def steps_of(world: World) -> Mapping[str, Step]:
+def steps_of(world: World, rests: Mapping[str, Rest]) -> Mapping[str, Step]:
     """Return the next step of every wanted member; a member whose agent does not answer waits."""
-    return {member.name: _step_of(world, member) for member in world.wanted}
+    return {member.name: _step_of(world, member, rests.get(member.server)) for member in world.wanted}
 
 
-def _step_of(world: World, member: MemberView) -> Step:
+def _step_of(world: World, member: MemberView, rest: Rest | None) -> Step:
     if not member.managed or member.state is None:
         return Wait(member.trouble or "its agent does not answer")
     if member.busy:
         return Wait(f"{member.state.phase}: {verb_of(member.busy)} is under way")
-    return next_step(member.state, goal_of(world.record, world.server_of(member), member, world.sources))
+    return next_step(member.state, goal_of(world.record, world.server_of(member), member, world.sources, rest))
 
 
 @dataclass(frozen=True)
 class Moves:
-    """The calls that may be made now, what was held back, and when to look again."""
+    """The calls that may be made now, what was held back, and when to look again. `rests`: servers that nobody asks."""
 
     calls: tuple[Call, ...] = ()
+    rests: Mapping[str, Rest] = field(default_factory=dict)
     steps: Mapping[str, Step] = field(default_factory=dict)
     blocked: Mapping[str, ErrorBody] = field(default_factory=dict)
     retry_in: float | None = None
@@ -95,7 +110,8 @@ class Moves:
 
 def moves(world: World, now: float) -> Moves:
     """Return what every member may do now: its step, when memory is there for it and its last failure is past."""
-    steps = steps_of(world)
+    rests = {name: rest for name, server in world.servers.items() if (rest := rest_of(world, server, now))}
+    steps = steps_of(world, rests)
     ready = {name: step for name, step in steps.items() if isinstance(step, Do)}
     blocked = blocked_by_memory(world, ready)
     calls, retries = [], []
@@ -108,7 +124,7 @@ def moves(world: World, now: float) -> Moves:
             retries.append(wait)
         else:
             calls.append(_call(world, member, step))
-    return Moves(tuple(calls), steps, blocked, min(retries, default=None))
+    return Moves(tuple(calls), rests, steps, blocked, min(retries, default=None))
 
 
 def _hold(step: Do) -> str | None:
@@ -127,7 +143,11 @@ def blocked_by_memory(world: World, ready: Mapping[str, Do]) -> dict[str, ErrorB
 
 def step_base(world: World, member: MemberView, step: Do) -> str:
     """Return the key, without its attempt, of a member's step in the current intent."""
-    return base(step.verb, scope(world.record), member.state.boot if member.state else 0, step.version)
+    intent, state, lease = scope(world.record), member.state, world.record.lease
+    if lease is None or not (lease.lend or lease.back):
+        # Between two leases a member may sleep and wake many times: each time is another call.
+        intent = f"{intent}/cycle/{state.cycle if state else 0}"
+    return base(step.verb, intent, state.boot if state else 0, step.version)
 
 
 def retry_wait(world: World, member: MemberView, step: Do, now: float) -> float:

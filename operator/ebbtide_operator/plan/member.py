@@ -11,11 +11,11 @@ first one commits. A member that runs an older version than decided sleeps and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ebbtide_api.base import Message
-from ebbtide_api.state import Phase, StateVector, Weights
+from ebbtide_api.state import Level, Phase, StateVector, Weights
 from ebbtide_api.verbs import (
     BeginUpdateRequest,
     Canary,
@@ -44,13 +44,19 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Asleep:
-    """Hold no memory of weights or KV. Not `confirmed`: who sleeps is asked again, to hear the answer of the call."""
+    """Hold no memory of weights or KV. Not `confirmed`: who sleeps is asked again, to hear the answer of the call.
+
+    `wakes`: a request that comes wakes it, and is held for `hold` seconds. `deeper`: without parked weights either.
+    """
 
     level: int = 0
     drain: Drain = DRAIN
     settle: float = 0.2
     need_mib: float | None = None
     confirmed: bool = True
+    wakes: bool = False
+    hold: float = 0.0
+    deeper: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,12 +135,27 @@ def next_step(state: StateVector, goal: Goal) -> Step:
 
 
 def _toward_asleep(state: StateVector, goal: Asleep) -> Step:
-    if goal.confirmed and state.phase in {Phase.PENDING_DEVICE, Phase.ASLEEP}:
+    if state.phase is Phase.PENDING_DEVICE and goal.confirmed:
         return Done()
+    if state.phase is Phase.ASLEEP and goal.confirmed:
+        return _try_deeper(state, goal) or _try_tell(state, goal) or Done()
     if state.phase is Phase.UPDATING:
         # A member that holds half a version cannot sleep: it has nothing to wake from.
         return Do(Verb.ABORT_UPDATE, Nothing())
     return _sleep(goal)
+
+
+def _try_deeper(state: StateVector, goal: Asleep) -> Step | None:
+    # No engine drops what it parked while it sleeps: it takes its weights back, and discards them.
+    parked = goal.deeper and state.level is Level.PARKED
+    return Do(Verb.WAKE_WEIGHTS, Nothing(), Need.WEIGHTS) if parked else None
+
+
+def _try_tell(state: StateVector, goal: Asleep) -> Step | None:
+    """Who sleeps is told when a request no longer wakes it, or now does: the same verb, which touches nothing."""
+    if (state.wakes, state.hold_seconds) == (goal.wakes, goal.hold):
+        return None
+    return _sleep(replace(goal, level=0, need_mib=None))
 
 
 def _toward_serving(state: StateVector, goal: Loaded | Serving) -> Step:
@@ -179,7 +200,14 @@ def _try_sleep_to_update(state: StateVector, goal: Loaded | Serving) -> Step | N
 
 
 def _sleep(goal: Asleep) -> Step:
-    request = SleepRequest(level=goal.level, drain=goal.drain, need_mib=goal.need_mib, settle=goal.settle)
+    request = SleepRequest(
+        level=goal.level,
+        drain=goal.drain,
+        need_mib=goal.need_mib,
+        settle=goal.settle,
+        wakes=goal.wakes,
+        hold=goal.hold,
+    )
     return Do(Verb.SLEEP, request)
 
 

@@ -15,6 +15,7 @@ from ebbtide_api.verbs import LeaseStage
 from .actions import Action, EndMember, EnsureMember, Plan, Progress, Save
 from .conditions import Situation, conditions
 from .group import Moves, moves
+from .idle import rest_in
 from .lending import HOLD_LEND_MEMORY, HOLD_UNDO, UNDO_DEADLINE, lend_holds, slept
 from .member import Done
 from .record import GroupRecord
@@ -43,6 +44,7 @@ def plan(world: World, now: float) -> Plan:
         progress=MappingProxyType(_progress(world, moved)),
         holds=lend_holds(world) | return_holds(world) | frozenset(moved.blocked),
         why=MappingProxyType({name: explain(at) for name, at in situations.items()}),
+        rests=frozenset(moved.rests),
         requeue_after=_requeue(world, moved, now),
     )
 
@@ -104,7 +106,7 @@ def _requeue(world: World, moved: Moves, now: float) -> float | None:
         waits.append(moved.retry_in)
     if _polls_memory(world, moved):
         waits.append(MEMORY_POLL)
-    waits += _deadlines(world, now)
+    waits += [*_deadlines(world, now), *rest_in(world, now)]
     return min(waits, default=None)
 
 

@@ -95,7 +95,7 @@ def _failed(at: Situation) -> Iterator[Obstacle]:
 
 
 def _aim(at: Situation, member: MemberView) -> Aim:
-    goal = goal_of(at.world.record, at.server, member, at.world.sources)
+    goal = goal_of(at.world.record, at.server, member, at.world.sources, at.rest)
     return Aim(member.name, _words(goal, at), *_next(at, member))
 
 

@@ -22,6 +22,16 @@ RELEASED_PHASES = frozenset({Phase.ASLEEP, Phase.PENDING_DEVICE})
 
 
 @dataclass(frozen=True)
+class Idle:
+    """When a server that nobody asks sleeps, and what a request does to it then. Seconds."""
+
+    after: float
+    deeper: float | None = None
+    wakes: bool = True
+    hold: float = 0.0
+
+
+@dataclass(frozen=True)
 class ServerView:
     """A server as it was asked for. `awake` of its `replicas` shall serve; `budget_mib` 0 means unlimited."""
 
@@ -35,6 +45,7 @@ class ServerView:
     canary: Canary | None = None
     device: str = "cpu0"
     budget_mib: float = 0
+    idle: Idle | None = None
 
     @property
     def member_names(self) -> tuple[str, ...]:
@@ -54,7 +65,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class MemberView:
-    """A member as it was observed. `state` is None while its agent does not answer; `last` is the last one heard."""
+    """A member as it was observed. `state` is None while its agent does not answer; `last` is the last one heard.
+
+    `heard`: when the state was told, on the clock of plan(); None: now.
+    """
 
     name: str
     server: str
@@ -66,6 +80,7 @@ class MemberView:
     busy: str | None = None
     outcomes: tuple[Outcome, ...] = ()
     trouble: str = ""
+    heard: float | None = None
 
     @property
     def released(self) -> bool:

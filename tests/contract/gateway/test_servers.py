@@ -222,9 +222,9 @@ async def test_a_wrong_server_is_refused_and_nothing_changes(house: House, chang
 
 
 async def test_what_is_not_honoured_is_refused_by_name(house: House) -> None:
-    answer = await house.client.post("/v1/apply", json=[house.document(sleep={"idle": {"after": "5m"}})])
+    answer = await house.client.post("/v1/apply", json=[house.document(weights={"handoff": "Disk"})])
     assert code(answer, 422) == "NOT_YET_SUPPORTED"
-    assert answer.json()["details"]["field"] == "spec.sleep.idle"
+    assert answer.json()["details"]["field"] == "spec.weights.handoff"
 
 
 async def test_two_servers_cannot_share_a_port(house: House) -> None:

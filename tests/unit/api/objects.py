@@ -70,6 +70,8 @@ GOOD = [
     server("claim", spec__colocation={"devices": {"claim": "gpus"}}),
     server("devices by variable", spec__colocation={"devices": {"env": "NVIDIA_VISIBLE_DEVICES"}}),
     server("long sleep", spec__sleep={"idle": {"after": "10m", "deeperAfter": "1h"}, "settle": "0s"}),
+    server("held while it wakes", spec__sleep={"idle": {"after": "10m"}, "holdFor": "30s"}),
+    server("not woken by requests", spec__sleep={"idle": {"after": "10m"}, "wakeOnRequest": False, "holdFor": "0s"}),
     server("idle for ever at one level", spec__sleep={"idle": {"after": "10m"}}),
     server("drain", spec__sleep={"drain": {"mode": "Abort", "timeout": "1h30m", "onDeadline": "Fail"}}),
     server("never parked", spec__sleep={"level": "Discarded", "parking": "Never"}),
@@ -136,6 +138,10 @@ BAD = [
     server("level as a number", "spec.sleep.level", spec__sleep={"level": 1}),
     server("parking Off", "spec.sleep.parking", spec__sleep={"parking": False}),
     server("parked, never", "spec.sleep.parking", "parked copy", spec__sleep={"level": "Parked", "parking": "Never"}),
+    server(
+        "held for nothing", "spec.sleep.holdFor", "for a wake", spec__sleep={"wakeOnRequest": False, "holdFor": "1s"}
+    ),
+    server("held for a day", "spec.sleep.holdFor", "at most 1h", spec__sleep={"holdFor": "24h"}),
     server(
         "deeper before asleep",
         "spec.sleep.idle.deeperAfter",

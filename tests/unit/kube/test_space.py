@@ -225,9 +225,9 @@ def test_members_stay_while_memory_is_lent() -> None:
 def test_a_cluster_honours_what_local_mode_does_not_and_names_the_rest() -> None:
     template = {"spec": {"nodeSelector": {"a": "b"}}}
     assert problem_of(server(awakeReplicas=0, template=template, weights={"handoff": "Stream"})) is None
-    problem = problem_of(server(sleep={"idle": {"after": "1m"}}))
+    problem = problem_of(server(cachePolicy={"name": "default"}))
     assert problem is not None
-    assert (problem.reason, "spec.sleep.idle" in problem.message) == ("NotYetSupported", True)
+    assert (problem.reason, "spec.cachePolicy" in problem.message) == ("NotYetSupported", True)
 
 
 def test_the_highest_epoch_of_a_group_is_told_with_its_owner() -> None:

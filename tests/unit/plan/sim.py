@@ -175,6 +175,7 @@ class Sim:
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         for member in self.members.values():
+            member.idle = None if member.idle is None else member.idle + seconds
             member.complete()
             if member.phase is Phase.FAULTED:
                 member.kill_engine()
