@@ -76,7 +76,7 @@ class Launcher:
 
     @property
     def serving(self) -> bool:
-        """Whether clients may be sent here: this launch's engine runs, and nobody asked for its end."""
+        """Whether clients may be sent here: the engine runs, or wakes for them, and nobody asked for its end."""
         return self._board.serving and not self._stopping
 
     def run(self) -> Exit:

@@ -27,6 +27,23 @@ def open_or_create(path: str) -> Page:
     return Page.open(path)
 
 
+_BETWEEN = frozenset(
+    PHASE_NUMBER[phase]
+    for phase in (
+        Phase.DRAINING,
+        Phase.SUSPENDING,
+        Phase.ASLEEP,
+        Phase.WAKING_WEIGHTS,
+        Phase.WEIGHTS_RESIDENT,
+        Phase.UPDATING,
+        Phase.COMMITTED,
+        Phase.WAKING_KV,
+        Phase.VERIFYING,
+    )
+)
+"""From one Running to the next: the engine's API is there, and hears requests."""
+
+
 class Board:
     """The launcher's fields. `boot` is this launch."""
 
@@ -39,6 +56,9 @@ class Board:
         self.page.set(Field.LAUNCHER_PID, os.getpid())
         self.page.set(Field.LAUNCHER_START, start)
         self.page.set(Field.BASELINE, 0)
+        # A launch that died asleep was waited for; this one has yet to start.
+        self.page.set(Field.WAKES, 0)
+        self.page.set(Field.HOLD_MS, 0)
         self.boot = self.page.add(Field.BOOT, 1)
 
     @property
@@ -48,8 +68,13 @@ class Board:
 
     @property
     def serving(self) -> bool:
-        """Whether this launch's engine runs: the phase alone may be the one before, until the agent looks again."""
-        return self.granted and self.page.get(Field.PHASE) == PHASE_NUMBER[Phase.RUNNING]
+        """Whether this launch's engine runs, or a request would wake it: without an endpoint none would ever come.
+
+        The phase alone may be the one before, until the agent looks again.
+        """
+        phase = self.page.get(Field.PHASE)
+        wakes = phase in _BETWEEN and self.page.get(Field.WAKES) == 1
+        return self.granted and (wakes or phase == PHASE_NUMBER[Phase.RUNNING])
 
     @property
     def killed(self) -> bool:

@@ -2,7 +2,7 @@
 
 /startup   it began its work
 /live      it goes on with it. Not whether the engine serves: who sleeps, or waits for the device, is not restarted
-/ready     the member is Running, and not about to end
+/ready     the member is Running, or sleeps until a request wakes it, and is not about to end
 """
 
 from __future__ import annotations

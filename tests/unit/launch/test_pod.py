@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ebbtide_api.member import MemberConfig
 from ebbtide_api.state import PHASE_NUMBER, Phase
+from ebbtide_runtime.launcher.page import Board, open_or_create
 from ebbtide_runtime.launcher.pod import Told, settle
 from ebbtide_runtime.native import Field
 
@@ -131,6 +132,36 @@ def test_a_member_is_ready_while_it_runs_and_alive_all_the_time(launch: Callable
     assert ask(port, "/ready") == 200
     begun.page.set(Field.PHASE, PHASE_NUMBER[Phase.ASLEEP])
     assert (ask(port, "/live"), ask(port, "/ready")) == (200, 503)
+
+
+def test_a_sleeper_that_a_request_wakes_stays_ready(launch: Callable[..., Launch]) -> None:
+    port = free_port()
+    begun = launch(EBBTIDE_PROBE_PORT=str(port))
+    until(lambda: ask(port, "/startup") == 200, "the start")
+    begun.grant()
+    begun.page.set(Field.WAKES, 1)
+    for phase, ready in [
+        (Phase.DRAINING, 200),
+        (Phase.ASLEEP, 200),
+        (Phase.WAKING_KV, 200),
+        (Phase.STARTING, 503),
+        (Phase.PAUSED, 503),
+        (Phase.FAULTED, 503),
+    ]:
+        begun.page.set(Field.PHASE, PHASE_NUMBER[phase])
+        assert ask(port, "/ready") == ready, phase
+    begun.page.set(Field.WAKES, 0)
+    begun.page.set(Field.PHASE, PHASE_NUMBER[Phase.ASLEEP])
+    assert ask(port, "/ready") == 503, "lent, or asleep by power"
+
+
+def test_a_new_launch_wakes_for_nobody(tmp_path: Path) -> None:
+    page = open_or_create(str(tmp_path / "page"))
+    page.set(Field.WAKES, 1)
+    page.set(Field.HOLD_MS, 5000)
+    Board(page).announce(7)
+    assert (page.get(Field.WAKES), page.get(Field.HOLD_MS)) == (0, 0)
+    page.close()
 
 
 # Its end
