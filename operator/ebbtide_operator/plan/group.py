@@ -102,10 +102,10 @@ class Moves:
     """The calls that may be made now, what was held back, and when to look again. `rests`: servers that nobody asks."""
 
     calls: tuple[Call, ...] = ()
-    rests: Mapping[str, Rest] = field(default_factory=dict)
     steps: Mapping[str, Step] = field(default_factory=dict)
     blocked: Mapping[str, ErrorBody] = field(default_factory=dict)
     retry_in: float | None = None
+    rests: Mapping[str, Rest] = field(default_factory=dict)
 
 
 def moves(world: World, now: float) -> Moves:
@@ -124,7 +124,7 @@ def moves(world: World, now: float) -> Moves:
             retries.append(wait)
         else:
             calls.append(_call(world, member, step))
-    return Moves(tuple(calls), rests, steps, blocked, min(retries, default=None))
+    return Moves(tuple(calls), steps, blocked, min(retries, default=None), rests)
 
 
 def _hold(step: Do) -> str | None:
