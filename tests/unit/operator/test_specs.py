@@ -16,6 +16,7 @@ from ebbtide_api.member import Engine, MemberConfig, Parking
 from ebbtide_operator.drive import birth, proc
 from ebbtide_operator.drive.layout import Layout
 from ebbtide_operator.drive.processes import mark_of
+from ebbtide_operator.plan import Idle
 from ebbtide_operator.specs import budget_of, check, check_changes, member_config, view
 
 from .given import server_of
@@ -33,6 +34,11 @@ def test_a_servers_view(model: Path) -> None:
     assert (seen.drain.timeout, seen.budget_mib, seen.device) == (5, 1000, "cpu0")
     assert seen.member_names == ("chat-0", "chat-1", "chat-2")
     assert view(server_of(model, power="Asleep")).awake == 0
+    assert seen.idle is None
+    idle = {"idle": {"after": "5m", "deeperAfter": "1h"}, "holdFor": "10s"}
+    assert view(server_of(model, sleep=idle)).idle == Idle(after=300, deeper=3600, wakes=True, hold=10)
+    never = {"idle": {"after": "5m"}, "wakeOnRequest": False}
+    assert view(server_of(model, sleep=never)).idle == Idle(after=300, deeper=None, wakes=False, hold=0)
 
 
 def test_without_a_declared_budget_the_machine_is_the_device(model: Path) -> None:
@@ -177,7 +183,7 @@ def test_streamed_weights_are_received_in_the_members_own_memory(model: Path, tm
 
 
 def test_what_is_not_honoured_is_refused(model: Path) -> None:
-    error = refused([server_of(model, sleep={"idle": {"after": "5m"}})])
+    error = refused([server_of(model, weights={"handoff": "Disk"})])
     assert error.code is ErrorCode.NOT_YET_SUPPORTED
 
 
