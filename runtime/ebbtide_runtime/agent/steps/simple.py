@@ -21,6 +21,10 @@ class Grant(Action[GrantRequest]):
         if self.body.boot != boot:
             sentence = f"launch {self.body.boot} is not the present one, {boot}"
             raise EbbtideError(ErrorCode.INSTANCE_REPLACED, sentence, boot=boot)
+        if self.member.identity.boot != boot:
+            # Granted now, it would be taken for one that waits as soon as it is noticed, while its engine starts.
+            sentence = f"launch {boot} has just begun, and was not noticed yet"
+            raise EbbtideError(ErrorCode.INSTANCE_REPLACED, sentence, boot=boot)
 
     async def run(self, running: Running) -> None:
         """Grant it. The start itself is watched, not waited for."""
