@@ -145,11 +145,11 @@ class KubeDriver:
 
     def uids(self, group: str) -> dict[str, str]:
         """Return the UID of every member's pod."""
-        return {name: self._members[name].pod.uid for name in self._groups.get(group, ())}
+        return {member.pod.name: member.pod.uid for member in self._of(group)}
 
     def _is_outdated(self, pod: Pod) -> bool:
         """A pod of an older template. Only its label tells: OnDelete never advances the set's current revision."""
-        stateful = self._applier.inventory.get((self._namespace, SETS.kind, pod.server))
+        stateful = self._applier.inventory.get(self._set_of(pod.server))
         if stateful is None or not stateful.settled or not stateful.revision or not pod.revision:
             return False
         return pod.revision != stateful.revision
@@ -182,7 +182,18 @@ class KubeDriver:
         return source[0] == "/" or all(member.has(version) for member in self._of(group))
 
     def _of(self, group: str) -> list[PodMember]:
-        return [self._members[name] for name in sorted(self._groups.get(group, ()))]
+        found = (self._members[name] for name in sorted(self._groups.get(group, ())))
+        return [member for member in found if self._is_ours(member.pod)]
+
+    def _is_ours(self, pod: Pod) -> bool:
+        """A pod of a server that was deleted is nobody's member, though a server of that name was made again."""
+        server, stateful = self._servers.get(pod.server), self._applier.inventory.get(self._set_of(pod.server))
+        if server is None or stateful is None or not pod.owner:
+            return True
+        return (stateful.owner, stateful.uid) == (server.metadata.uid, pod.owner)
+
+    def _set_of(self, server: str) -> tuple[str, str, str]:
+        return self._namespace, SETS.kind, server
 
     def handoff(self, group: str) -> str:
         """Return the folder, as the members see it, in which weights of a group are published."""
@@ -196,7 +207,7 @@ class KubeDriver:
 
     def agents(self, group: str) -> Mapping[str, AgentClient | None]:
         """Return how to reach the agent of every member of a group; None where it cannot be reached now."""
-        return {name: self._members[name].agent() for name in sorted(self._groups.get(group, ()))}
+        return {member.pod.name: member.agent() for member in self._of(group)}
 
     # what is done
 
@@ -230,7 +241,7 @@ class KubeDriver:
 
     def _podless(self, server: InferenceServer) -> Problem | None:
         """Say that the StatefulSet does not get its pods. Nothing but its count tells: there is no pod to look at."""
-        found = self._applier.inventory.get((self._namespace, SETS.kind, server.name))
+        found = self._applier.inventory.get(self._set_of(server.name))
         if found is None or not found.settled or found.made >= found.replicas:
             self._short.pop(server.name, None)
             return None

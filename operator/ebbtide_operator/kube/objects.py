@@ -27,6 +27,8 @@ class Pod:
     ready: bool
     deleting: bool
     trouble: str
+    owner: str = ""
+    """The UID of its StatefulSet."""
 
     @property
     def key(self) -> Key:
@@ -103,20 +105,20 @@ def read_pod(raw: Mapping[str, object]) -> Pod | None:
         ready=conditions.get("Ready") == "True",
         deleting=bool(text(raw, "metadata", "deletionTimestamp")),
         trouble=trouble_of(raw),
+        owner=_controller(raw),
     )
 
 
 def read_child(raw: Mapping[str, object], kind: str) -> Child:
     """Return an object that carries our labels."""
     generation, version = number(raw, "metadata", "generation"), text(raw, "metadata", "resourceVersion")
-    owners = [one for one in items(raw, "metadata", "ownerReferences") if one.get("controller") is True]
     return Child(
         namespace=text(raw, "metadata", "namespace"),
         kind=kind,
         name=text(raw, "metadata", "name"),
         uid=text(raw, "metadata", "uid"),
         version=version_number(version),
-        owner=text(owners[0], "uid") if owners else "",
+        owner=_controller(raw),
         digest=text(raw, "metadata", "annotations", DIGEST),
         # A status moves the version too; only what has no generation has no status that moves by itself.
         mark=str(generation or version),
@@ -125,6 +127,11 @@ def read_child(raw: Mapping[str, object], kind: str) -> Child:
         revision=text(raw, "status", "updateRevision"),
         settled=number(raw, "status", "observedGeneration") >= generation,
     )
+
+
+def _controller(raw: Mapping[str, object]) -> str:
+    owners = items(raw, "metadata", "ownerReferences")
+    return next((text(one, "uid") for one in owners if one.get("controller") is True), "")
 
 
 # Why a pod does not run

@@ -18,10 +18,18 @@ def next_to_replace(members: Iterable[MemberView], replicas: int, ready: Collect
     broken = [member for member in outdated if not _settled(member, ready)]
     if broken:
         return max(broken, key=lambda member: member.ordinal).name
-    complete = all(ordinal in known and _settled(known[ordinal], ready) for ordinal in range(replicas))
-    if not outdated or not complete:
+    if not outdated:
         return None
-    return max(outdated, key=lambda member: member.ordinal).name
+    chosen = max(outdated, key=lambda member: member.ordinal)
+    others = (known.get(ordinal) for ordinal in range(replicas) if ordinal != chosen.ordinal)
+    if all(other is not None and _settled(other, ready) and _reached(other, ready) for other in others):
+        return chosen.name
+    return None
+
+
+def _reached(member: MemberView, ready: Collection[str]) -> bool:
+    # The kubelet looks every few seconds: until it has seen that a member serves, no client is sent to it.
+    return member.name in ready or not member.serving
 
 
 def _settled(member: MemberView, ready: Collection[str]) -> bool:

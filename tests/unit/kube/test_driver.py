@@ -372,3 +372,22 @@ def test_streamed_weights_are_there_while_every_member_has_them() -> None:
         assert stage.driver.sources(streamed) == {"handoff/v3"}, "what was last heard of a pod still holds"
 
     play(scene)
+
+
+def test_pods_of_a_deleted_server_are_not_members_of_the_next_one_of_its_name() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.driver.want({"tiny": server()})
+        await until(lambda: stage.inventory.get((NS, "StatefulSet", "tiny")))
+        made = stage.inventory.get((NS, "StatefulSet", "tiny"))
+        assert made is not None
+        stage.driver.see_pod(None, pod(owner=made.uid))
+        assert stage.driver.uids("actor") == {"tiny-0": "uid-tiny-0"}
+        stage.driver.want({"tiny": server(uid="another")})
+        assert stage.driver.members("actor") == ()
+        assert stage.driver.uids("actor") == {}
+        stage.inventory.see(replace(made, uid="its set", owner="another", version=made.version + 1))
+        assert stage.driver.members("actor") == (), "its pod is still to come"
+        stage.driver.see_pod(pod(owner=made.uid), pod(uid="new", owner="its set"))
+        assert [member.name for member in stage.driver.members("actor")] == ["tiny-0"]
+
+    play(scene)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ebbtide_api.state import Phase
-from ebbtide_operator.kube.rollout import next_to_replace
+from ebbtide_operator.kube import rollout
 from ebbtide_operator.plan import MemberView
 
 from .views import view
@@ -12,6 +12,20 @@ from .views import view
 
 def member(ordinal: int, phase: Phase | None = Phase.RUNNING, *, outdated: bool = True, **changes: Any) -> MemberView:
     return replace(view(f"tiny-{ordinal}", phase), outdated=outdated, **changes)
+
+
+def next_to_replace(members: list[MemberView], replicas: int, ready: set[str] | None = None) -> str | None:
+    """Ask with every serving member known to the kubelet, unless told otherwise."""
+    serving = {each.name for each in members if each.serving}
+    return rollout.next_to_replace(members, replicas, serving if ready is None else ready)
+
+
+def test_who_serves_counts_once_the_kubelet_sends_clients_to_it() -> None:
+    both = [member(0, outdated=False), member(1)]
+    assert next_to_replace(both, 2) == "tiny-1"
+    assert next_to_replace(both, 2, {"tiny-1"}) is None, "no client would reach anybody"
+    assert next_to_replace(both, 2, {"tiny-0"}) == "tiny-1"
+    assert next_to_replace([member(0, Phase.ASLEEP, outdated=False), member(1)], 2, set()) == "tiny-1"
 
 
 def test_the_highest_ordinal_goes_first_and_the_next_when_it_is_back() -> None:
