@@ -206,10 +206,12 @@ def judge(run: Run, before: Server, after: Server) -> None:
     )
     held = sum(member.weights_mib + member.kv_mib for member in before.members)
     freed = min(step.freed_mib for step in steps)
-    run.check("memory was measured free at every step", freed >= 0.9 * held > 0, f"{freed:,.0f} of {held:,.0f} MiB")
+    told = f"at least {freed:,.0f} MiB; weights and KV held {held:,.0f}"
+    run.check("memory was measured free at every step", freed >= 0.9 * held > 0, told)
     rise = steps[-1].reward - run.first_reward
     run.check("the reward rose", rise > 0.02, f"{run.first_reward:.3f} -> {steps[-1].reward:.3f}")
-    run.check("every canary was answered right", all(step.canary for step in steps), f"{count} of {count}")
+    answered = sum(step.canary for step in steps)
+    run.check("every canary was answered", answered == count, f"{answered} of {count}")
     worst = max(step.disagreement for step in steps)
     run.check("the engine serves what was trained", worst < 0.1, f"log-probabilities differ by {worst:.4f} at most")
     refused = all(how.startswith("503 ENGINE_ASLEEP") and "absent" not in how for how in run.closed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .base import Message
+from .base import LARGEST_INTEGER, Message
 
 MANIFEST = "manifest.json"
 FORMAT = "ebbtide.dev/weights.v1"
@@ -43,6 +43,6 @@ class Manifest(Message):
     """What a version consists of."""
 
     format: str = FORMAT
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=LARGEST_INTEGER)
     files: list[FileEntry] = Field(min_length=1, max_length=4096)
     tensors: list[TensorEntry] = Field(min_length=1, max_length=1_000_000)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from .base import Message, Reading
+from .base import LARGEST_INTEGER, Message, Reading
 from .errors import ErrorBody
 from .state import Phase, PhaseTiming, StateVector
 
@@ -85,14 +85,14 @@ class WeightsSource(Message):
 class BeginUpdateRequest(Message):
     """Check a published version whole, then load it. Nothing of the engine is touched before the check passed."""
 
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=LARGEST_INTEGER)
     source: WeightsSource
 
 
 class CommitUpdateRequest(Message):
     """Make the loaded version the member's version; its caches are reset."""
 
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=LARGEST_INTEGER)
 
 
 class Canary(Message):
@@ -259,7 +259,7 @@ class LendResult(Reading):
 class ReclaimRequest(Message):
     """The whole way back. Without `version` the old weights serve again."""
 
-    version: int | None = Field(None, ge=1)
+    version: int | None = Field(None, ge=1, le=LARGEST_INTEGER)
     source: WeightsSource | None = None
     canary: Canary | None = None
 

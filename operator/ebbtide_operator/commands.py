@@ -49,6 +49,7 @@ def group_named(operator: Operator, name: str) -> Group:
 async def request_lease(operator: Operator, name: str, request: LeaseRequest, asked: Asked) -> Lease:
     """Ask for a group's lease: it is granted at once, or queued."""
     group = group_named(operator, name)
+    _refuse_more_than_there_is(operator, name, request)
     lease = LeaseRecord(
         id=asked.key or uuid.uuid4().hex,
         holder=request.holder,
@@ -64,6 +65,16 @@ async def request_lease(operator: Operator, name: str, request: LeaseRequest, as
         await _save(operator, group, leases.promote(record) or record)
         group.renewed.setdefault(lease.id, time.monotonic())
     return view_of(operator, group, lease.id)
+
+
+def _refuse_more_than_there_is(operator: Operator, name: str, request: LeaseRequest) -> None:
+    """What no sleep can free is refused before any engine is put to sleep for it."""
+    views = [operator.views[server.name] for server in operator.servers_of(name)]
+    budgets = [view.budget_mib for view in views if view.budget_mib]
+    if request.need_mib is not None and budgets and request.need_mib > min(budgets):
+        message = f"needMiB: {request.need_mib:g} MiB are more than the device's budget of {min(budgets):g} MiB"
+        action = "Ask for less, or raise colocation.devices.cpu.memory."
+        raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action=action, field="needMiB")
 
 
 def _start_of(operator: Operator, pid: int | None) -> int:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ebbtide_api.base import LARGEST_INTEGER
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.manifest import MANIFEST, FileEntry, Manifest, TensorEntry
 
@@ -109,8 +110,9 @@ def _publish(pieces: Sequence[Piece], handoff: Path, version: int, on_progress: 
 
 def check_publishable(pieces: Sequence[Piece], version: int) -> None:
     """Raise INVALID_REQUEST for what is no version."""
-    if version < 1:
-        raise EbbtideError(ErrorCode.INVALID_REQUEST, f"version {version} is below 1.", field="version")
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= LARGEST_INTEGER:
+        message = f"version {version!r} is no whole number from 1 to {LARGEST_INTEGER}."
+        raise EbbtideError(ErrorCode.INVALID_REQUEST, message, field="version")
     if not pieces:
         raise EbbtideError(ErrorCode.INVALID_REQUEST, "there is no tensor to publish.", field="tensors")
 

@@ -41,7 +41,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status in {404, 405}:
         message = f"there is no {request.method} {request.url.path}"
-        return error_response(EbbtideError(ErrorCode.NOT_FOUND, message, next_action="See docs/api.md."))
+        action = "Check method and path; docs/architecture.md says what the gateway offers."
+        return error_response(EbbtideError(ErrorCode.NOT_FOUND, message, next_action=action))
     return error_response(EbbtideError(ErrorCode.INVALID_REQUEST, str(error)))
 
 

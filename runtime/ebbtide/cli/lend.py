@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from rich.status import Status
 
-from ..client.group import Group
+from ..client.group import LENT, Group
 from ..client.loan import Loan
 from ..progress import Progress
 from .console import err, out, say
@@ -79,7 +80,7 @@ def _borrow(loan: Loan, asked: Asked, holding: Holding) -> int:
 
 def _hold(asked: Asked, holding: Holding) -> int:
     if asked.command:
-        return _run(asked.command, holding)
+        return _run(asked, holding)
     try:
         if asked.hold is None:
             say("The memory is yours. [bold]Enter[/] gives it back.")
@@ -100,9 +101,10 @@ def _wait(seconds: float, holding: Holding) -> None:
             time.sleep(min(left, 0.2))
 
 
-def _run(command: tuple[str, ...], holding: Holding) -> int:
+def _run(asked: Asked, holding: Holding) -> int:
+    command = asked.command
     try:
-        holding.process = subprocess.Popen(command)
+        holding.process = subprocess.Popen(command, env={**os.environ, LENT: asked.group})
     except OSError as problem:
         message = f"{command[0]} cannot be run: {problem.strerror}."
         raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action="Check the command after --.") from problem

@@ -227,7 +227,7 @@ def _announce(servers: Sequence[InferenceServer], child: Child, detach: bool) ->
     serving = next((state for state in states if state.serving and state.members), None)
     if serving:
         out.print(_curl(serving.members[0].url, names.get(serving.name, serving.name)), soft_wrap=True)
-        out.print(f"ebbtide lend {serving.group} -- python train.py", soft_wrap=True)
+        out.print(f"ebbtide lend {serving.group} -- COMMAND", soft_wrap=True)
     say("It runs on; `ebbtide down` ends it." if detach else "[bold]Ctrl-C[/] ends it.")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.state import StateVector
 from ebbtide_api.verbs import Canary, Drain, GroupState, Lease, ServerState
 
@@ -19,6 +20,9 @@ from .gateway import Gateway
 from .keeper import Keeper, OnLost
 from .loan import AsyncLoan, Loan
 from .runners import AsyncRunner, Runner
+
+LENT = "EBBTIDE_LENT"
+"""The group that `ebbtide lend` borrowed for the command that it runs."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,15 @@ class _GroupBase(Generic[L]):
             on_progress=on_progress,
             on_lost=on_lost,
         )
-        return self._loan(Borrowing(self._gateway, terms, self._keep, self._alone))
+        return self._loan(self._borrowing(terms))
+
+    def _borrowing(self, terms: Terms) -> Borrowing:
+        # To wait for `ebbtide lend` to give back what it borrowed for us would last until one of us gives up.
+        if os.environ.get(LENT) == self.name:
+            message = f"group {self.name} is borrowed already: by the `ebbtide lend` that started this process."
+            action = "Start the program without `ebbtide lend`: it borrows by itself."
+            raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action=action, group=self.name)
+        return Borrowing(self._gateway, terms, self._keep, self._alone)
 
     def _loan(self, core: Borrowing) -> L:
         raise NotImplementedError

@@ -371,3 +371,17 @@ def test_a_callers_deadline_shortens_the_drain(running: Pair) -> None:
     assert time.monotonic() - began < 5
     assert caller.until(Phase.RUNNING).admission
     stream.end()
+
+
+def test_after_a_success_no_older_error_is_told(make: Make) -> None:
+    member = make()
+    caller = member.start(faster())
+    to_running(caller)
+    member.engine.leak = 500 * MIB
+    assert caller.fail(Verb.SLEEP, SLEEP).code == "RELEASE_INCOMPLETE"
+    told = caller.state().last_error
+    assert told is not None
+    assert "MiB are in use" in told.message
+    member.engine.leak = 0
+    sleep(caller)
+    assert caller.state().last_error is None

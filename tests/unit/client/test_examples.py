@@ -166,7 +166,7 @@ def test_a_good_run_passes(judged) -> None:  # type: ignore[no-untyped-def]
     ("changes", "fails"),
     [
         ({"reward": 0.2}, "the reward rose"),
-        ({"canary": False}, "every canary was answered right"),
+        ({"canary": False}, "every canary was answered"),
         ({"freed_mib": 12.0}, "memory was measured free at every step"),
         ({"weight_version": 1}, "every step served its own version"),
         ({"disagreement": 0.4}, "the engine serves what was trained"),

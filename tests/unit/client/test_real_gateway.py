@@ -1,5 +1,6 @@
 """The client against a real operator whose engines are pretended: what the fake gateway says must be true."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -146,3 +147,28 @@ def test_a_wrong_token_is_refused(connection: Connection) -> None:
     with Group("actor", connection=wrong) as stranger, pytest.raises(EbbtideError) as caught:
         stranger.servers()
     assert caught.value.code is ErrorCode.UNAUTHENTICATED
+
+
+def test_a_program_that_borrows_cannot_be_run_in_a_borrow(
+    house: House, group: Group, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = "from ebbtide import Group; Group('actor').borrow().__enter__()"
+    command = [sys.executable, "-c", f"import os; os.environ['EBBTIDE_HOME'] = {str(house.home)!r}; {code}"]
+    assert run(["lend", "actor", "--home", str(house.home), "--", *command]) == 1
+    assert "by the `ebbtide lend` that started this process" in capfd.readouterr().err
+    eventually(lambda: group.servers()[0].serving, 20)
+
+
+def test_more_than_the_device_has_is_refused_before_anything_sleeps(group: Group) -> None:
+    with pytest.raises(EbbtideError, match="more than the device's budget") as caught, group.borrow(need_mib=1e9):
+        pass
+    assert (caught.value.code, caught.value.details["field"]) == (ErrorCode.INVALID_REQUEST, "needMiB")
+    assert group.servers()[0].serving
+
+
+@pytest.mark.parametrize("wrong", [2**70, 0, -1, "7", True, 1.5])
+def test_what_is_no_version_is_refused_when_it_is_published(group: Group, wrong: object) -> None:
+    with group.borrow() as loan:
+        with pytest.raises(EbbtideError, match="is no whole number") as caught:
+            loan.publish(WEIGHTS, version=wrong)  # type: ignore[arg-type]
+        assert (caught.value.code, caught.value.details["field"]) == (ErrorCode.INVALID_REQUEST, "version")

@@ -151,7 +151,7 @@ def test_an_interrupted_publication_leaves_nothing(tmp_path: Path, problem: Base
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_versions_start_at_one(tmp_path: Path, version: int) -> None:
-    with pytest.raises(EbbtideError, match="below 1"):
+    with pytest.raises(EbbtideError, match="no whole number from 1"):
         publish(STATE, tmp_path, version)
 
 

@@ -102,7 +102,8 @@ class _Release(Action[Body]):
         member = self.member
         # It rests here until somebody wakes it or tries again.
         member.begin(member.phase, member.settings.suspended_s)
-        sentence = f"memory was not measured free: {found}, {mib(max(0, target))} MiB are allowed"
+        seen = f"{found['usedMiB']:g} MiB are in use" if "usedMiB" in found else "nothing was measured in time"
+        sentence = f"memory was not measured free: {seen}, {mib(max(0, target)):g} MiB are allowed"
         details: dict[str, Any] = {"device": member.config.device_id, "allowedMiB": mib(max(0, target)), **found}
         return EbbtideError(ErrorCode.RELEASE_INCOMPLETE, sentence, **details)
 
