@@ -269,8 +269,12 @@ class Executor:
         if error is not None and self._member.phase in TRANSIENT:
             # No operation leaves a member in a phase that nobody would end.
             self._member.fault(error)
-        # What went wrong before a success is over: to tell it still would contradict what was measured since.
-        self._member.last_error = error.body() if error is not None else None
+        if error is not None:
+            self._member.last_error = error.body()
+        elif slot.running.verb == Verb.SLEEP:
+            # Memory was measured free since: what went wrong before would contradict it. Until then it is worth
+            # telling, also once the engine was started again.
+            self._member.last_error = None
         operation = self._ended(slot, result, error)
         await self._member.store.finish(self._record(slot, operation))
         slot.done.set()
