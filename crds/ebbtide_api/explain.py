@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -52,6 +53,11 @@ def dotted(path: Path) -> str:
     """Return a path as people write it: `spec.engine.env[0].name`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")
+
+
+def parsed(text: str) -> Path:
+    """Return the path that `dotted` wrote."""
+    return tuple(int(index) if index else name for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", text))
 
 
 @cache

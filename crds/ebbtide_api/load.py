@@ -1,6 +1,7 @@
 """Read InferenceServers and KVCachePolicies from a YAML file that a person wrote.
 
     load_file(path)   the objects, or one EbbtideError (INVALID_REQUEST) that lists every problem
+                      what `checks` refuse of right objects is said the same way, with their codes
     load_text(...)    the same as a value: objects and problems
 
 Each problem says file, line, column, field, what is wrong, and what is allowed:
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 import json
 import os.path
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
 from pydantic import JsonValue, ValidationError
 
 from .errors import EbbtideError, ErrorCode
-from .explain import dotted, faults, nearest
+from .explain import dotted, faults, nearest, parsed
 from .policy import KVCachePolicy
 from .resource import API_VERSION
 from .server import InferenceServer
@@ -30,6 +32,8 @@ from .yamltree import MAX_BYTES, Document, Path, Place, YamlError, read
 
 MAX_PROBLEMS = 20
 Loadable = InferenceServer | KVCachePolicy
+Check = Callable[[Loadable], Iterable[tuple[str, str]]]
+"""What is refused of an object that is right in itself: (path, why)."""
 _KINDS: dict[str, type[InferenceServer] | type[KVCachePolicy]] = {
     "InferenceServer": InferenceServer,
     "KVCachePolicy": KVCachePolicy,
@@ -74,8 +78,8 @@ class Loaded:
     problems: tuple[Problem, ...]
 
 
-def load_file(path: str | FilePath) -> list[Loadable]:
-    """Return a file's objects. EbbtideError lists all that is wrong with it."""
+def load_file(path: str | FilePath, checks: Sequence[tuple[ErrorCode, Check]] = ()) -> list[Loadable]:
+    """Return a file's objects. EbbtideError lists all that is wrong with it, or else all that a check refuses."""
     try:
         with open(path, "rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -85,7 +89,19 @@ def load_file(path: str | FilePath) -> list[Loadable]:
     loaded = load_text(raw, str(path), FilePath(path).absolute().parent)
     if loaded.problems:
         raise _error(loaded.problems)
+    for code, check in checks:
+        if refused := _refused(raw, str(path), loaded.objects, check):
+            raise _error(refused, code)
     return list(loaded.objects)
+
+
+def _refused(raw: bytes, file: str, objects: tuple[Loadable, ...], check: Check) -> tuple[Problem, ...]:
+    found = [
+        Fault(document.place(parsed(path)), parsed(path), why)
+        for document, made in zip(read(raw), objects, strict=True)
+        for path, why in check(made)
+    ]
+    return _problems(raw, file, found)
 
 
 def load_text(raw: bytes, file: str, folder: FilePath) -> Loaded:
@@ -171,12 +187,12 @@ def _problem(fault: Fault, file: str, lines: list[str]) -> Problem:
     return Problem(file, place.line, place.column, dotted(fault.path), fault.why, excerpt)
 
 
-def _error(problems: tuple[Problem, ...]) -> EbbtideError:
+def _error(problems: tuple[Problem, ...], code: ErrorCode = ErrorCode.INVALID_REQUEST) -> EbbtideError:
     shown = [str(problem) for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         shown.append(f"... and {len(problems) - MAX_PROBLEMS} more")
     return EbbtideError(
-        ErrorCode.INVALID_REQUEST,
+        code,
         f"{problems[0].file} cannot be used:\n" + "\n".join(shown) + "\n",
         next_action="Correct the file and run the command again.",
         problems=[problem.details() for problem in problems[:MAX_PROBLEMS]],

@@ -12,6 +12,7 @@ from .commands import app, settings
 from .console import complain
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+_ASKED_WRONG = {ErrorCode.INVALID_REQUEST, ErrorCode.NOT_YET_SUPPORTED}
 REPORT = "A fault of Ebbtide: run again with --debug and report what it prints."
 
 
@@ -33,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         if settings.debug:
             raise
         complain(error)
-        return USAGE if error.code is ErrorCode.INVALID_REQUEST else FAILED
+        return USAGE if error.code in _ASKED_WRONG else FAILED
     except OSError as problem:
         return _unexpected(problem, "Check the path or the address, and who may use it.")
     except Exception as problem:  # nobody should have to read a traceback to learn what to do

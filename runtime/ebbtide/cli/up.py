@@ -13,7 +13,9 @@ from pathlib import Path
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.load import load_file
+from ebbtide_api.policy import KVCachePolicy
 from ebbtide_api.server import InferenceServer
+from ebbtide_api.supported import unsupported
 from ebbtide_api.verbs import ServerState
 from rich.live import Live
 
@@ -48,7 +50,15 @@ def up(files: Sequence[Path], home: Path, port: int, *, detach: bool, timeout: f
 
 
 def _load(files: Sequence[Path]) -> list[InferenceServer]:
-    return [found for file in files for found in load_file(file) if isinstance(found, InferenceServer)]
+    # The operator refuses the same, but does not know any more in which line it is.
+    checks = ((ErrorCode.NOT_YET_SUPPORTED, unsupported), (ErrorCode.INVALID_REQUEST, _without_model))
+    return [found for file in files for found in load_file(file, checks) if isinstance(found, InferenceServer)]
+
+
+def _without_model(found: InferenceServer | KVCachePolicy) -> list[tuple[str, str]]:
+    if not isinstance(found, InferenceServer) or (Path(found.spec.model.source) / "config.json").is_file():
+        return []
+    return [("spec.model.source", f"{found.spec.model.source} holds no model (no config.json is there)")]
 
 
 def _require_operator() -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from ebbtide_api.errors import EbbtideError, ErrorCode
+from ebbtide_api.explain import dotted, parsed
 from ebbtide_api.load import MAX_PROBLEMS, Problem, load_file, load_text
 from ebbtide_api.policy import KVCachePolicy
 from ebbtide_api.server import InferenceServer
+from ebbtide_api.supported import unsupported
 from ebbtide_api.yamltree import MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -316,3 +318,25 @@ def test_any_damage_to_a_file_has_an_answer(data: st.DataObject) -> None:
     lines = damaged.count("\n") + 1
     assert loaded.objects or loaded.problems
     assert all(1 <= problem.line <= lines and problem.why for problem in loaded.problems)
+
+
+@pytest.mark.parametrize(
+    "path", [(), ("spec",), ("spec", "engine", "env", 0, "name"), ("spec", "engine", "extraArgs", 12)]
+)
+def test_a_path_that_was_written_is_read_again(path: tuple[str | int, ...]) -> None:
+    assert parsed(dotted(path)) == path
+
+
+def test_what_a_check_refuses_is_told_with_its_line_and_code(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "apiVersion: ebbtide.dev/v1alpha1\nkind: InferenceServer\nmetadata: {name: tiny}\nspec:\n"
+        "  model: {source: /models/tiny}\n  role: Prefill\n  engine:\n    extraArgs:\n      - --enable-lora\n"
+    )
+    (made,) = load_file(file)
+    assert unsupported(made) != []
+    with pytest.raises(EbbtideError) as caught:
+        load_file(file, [(ErrorCode.INVALID_REQUEST, lambda _: []), (ErrorCode.NOT_YET_SUPPORTED, unsupported)])
+    assert caught.value.code is ErrorCode.NOT_YET_SUPPORTED
+    assert f"{file}:6:9: spec.role: " in caught.value.message
+    assert f"{file}:9:9: spec.engine.extraArgs[0]: --enable-lora: " in caught.value.message

@@ -22,13 +22,16 @@ apiVersion: ebbtide.dev/v1alpha1
 kind: InferenceServer
 metadata: {name: chat}
 spec:
-  model: {source: /models/tiny, servedName: tiny}
+  model: {source: ./model, servedName: tiny}
   colocation: {group: actor, devices: {cpu: {memory: 8Gi}}}
 """
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
     path = tmp_path / "server.yaml"
     path.write_text(SERVER)
     return path
@@ -175,4 +178,22 @@ def test_without_the_extras_it_says_what_to_install(
     errors = capsys.readouterr().err
     assert "fastapi cannot be imported" in errors
     assert "pip install 'ebbtide[operator,runtime,cpu]'" in errors
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (("./model", "/models/absent"), "INVALID_REQUEST", ":6:19: spec.model.source: /models/absent holds no model"),
+        (("spec:", "spec:\n  role: Prefill"), "NOT_YET_SUPPORTED", ":6:9: spec.role: "),
+    ],
+)
+def test_what_the_operator_would_refuse_is_told_with_its_line(
+    tmp_path: Path, file: Path, change: tuple[str, str], code: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(SERVER.replace(*change))
+    assert run(["up", "-f", str(file), "--home", str(tmp_path / "home")]) == USAGE
+    errors = "".join(capsys.readouterr().err.split("\n"))
+    assert code in errors
+    assert says in errors
     assert not (tmp_path / "home").exists()
