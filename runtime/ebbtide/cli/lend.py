@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -56,6 +57,8 @@ def lend(asked: Asked, home: Path | None) -> int:
     if not asked.command and asked.hold is None and not sys.stdin.isatty():
         message = "there is no terminal to wait at."
         raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action="Add --for 30s, or -- COMMAND.")
+    if asked.command:
+        _check_command(asked)
     holding = Holding()
     with Group(asked.group, connection=connection_of(home)) as group:
         loan = group.borrow(
@@ -65,6 +68,16 @@ def lend(asked: Asked, home: Path | None) -> int:
     if loan.reclaimed is not None:
         out.print(returned(loan.reclaimed))
     return code
+
+
+def _check_command(asked: Asked) -> None:
+    """Refuse, before an engine sleeps for it, what could not be run then."""
+    if asked.hold is not None:
+        message = "--for and a command exclude each other: a command holds the memory until it ends."
+        raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action="Leave one of them out.")
+    if shutil.which(asked.command[0]) is None:
+        message = f"{asked.command[0]} cannot be run: there is no such program."
+        raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action="Check the command after --.")
 
 
 def _borrow(loan: Loan, asked: Asked, holding: Holding) -> int:

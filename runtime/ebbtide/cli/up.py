@@ -211,7 +211,9 @@ class Watching:
 def _lines(servers: list[ServerState]) -> Iterator[tuple[str, str]]:
     for server in servers:
         for member in server.members:
-            error = f" ({member.last_error.message})" if member.last_error and not member.admission else ""
+            failed = member.last_error if not member.admission else None
+            # What the engine itself said last is often the reason: a taken port, a flag that it does not know.
+            error = f" ({failed.message}; `ebbtide logs {server.name}` says more)" if failed else ""
             yield member.name, f"{member.phase}{error}"
 
 

@@ -177,12 +177,14 @@ def test_lend_runs_a_command_with_the_memory(
     assert gateway.performed == ["lend", "reclaim"]
 
 
-def test_a_command_that_cannot_run_gives_back(
+def test_a_command_that_cannot_run_puts_no_engine_to_sleep(
     home: Path, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed("lend", "actor", "--", "/no/such/command") == USAGE
     assert "/no/such/command cannot be run" in capsys.readouterr().err
-    assert gateway.performed == ["lend", "reclaim"]
+    assert typed("lend", "actor", "--for", "1s", "--", "true") == USAGE
+    assert "exclude each other" in capsys.readouterr().err
+    assert gateway.performed == []
 
 
 def test_a_command_ended_by_a_signal_has_its_code(home: Path) -> None:
