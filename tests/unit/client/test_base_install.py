@@ -62,10 +62,12 @@ def test_doctor_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_up_says_what_to_install(tmp_path: Path) -> None:
-    file = tmp_path / "server.yaml"
+    file, model = tmp_path / "server.yaml", tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
     file.write_text(
         "apiVersion: ebbtide.dev/v1alpha1\nkind: InferenceServer\nmetadata: {name: chat}\n"
-        "spec: {model: {source: /models/tiny}}\n"
+        "spec: {model: {source: ./model}}\n"
     )
     arguments = ("up", "-f", str(file), "--home", str(tmp_path / "home"))
     done = python("from ebbtide.cli import main; main()", *arguments)
