@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
@@ -121,3 +122,13 @@ class Launch:
         for each in family(pid, everyone()) if pid else []:
             os.kill(each.pid, signal.SIGKILL)
         self.page.close()
+
+
+def ask(port: int, path: str) -> int:
+    """Return the status with which a probe on this machine is answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()

@@ -1,6 +1,5 @@
 """The launcher in a pod: which member it is, what it leaves to others, its probes, and its drain."""
 
-import http.client
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from ebbtide_runtime.launcher.pod import Told, settle
 from ebbtide_runtime.native import Field
 
 from tests.support.engines import free_port
-from tests.support.launching import Launch, until
+from tests.support.launching import Launch, ask, until
 from tests.support.members import member_config, write_member
 
 ENGINE = "import os, time; print(os.environ['EBBTIDE_MEMBER'], flush=True); time.sleep(120)"
@@ -110,15 +109,6 @@ def test_a_pod_of_another_server_is_refused(tmp_path: Path) -> None:
 
 
 # Its probes
-
-
-def ask(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 def test_a_member_is_ready_while_it_runs_and_alive_all_the_time(launch: Callable[..., Launch]) -> None:

@@ -1,6 +1,5 @@
 """What the kubelet hears from a launcher."""
 
-import http.client
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from dataclasses import dataclass
 import pytest
 from ebbtide_runtime.launcher import probes
 from ebbtide_runtime.launcher.probes import SILENCE_S, answer
+
+from tests.support.launching import ask
 
 
 @dataclass
@@ -43,15 +44,6 @@ def served() -> Iterator[tuple[Fake, int]]:
     yield vitals, server.server_port
     server.shutdown()
     server.server_close()
-
-
-def ask(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 def test_it_answers_over_http_as_things_are_now(served: tuple[Fake, int]) -> None:
