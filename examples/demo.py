@@ -6,9 +6,14 @@ lends, prints what was measured, and ends with the checks it made. Exit codes: 0
 
 from __future__ import annotations
 
+import signal
+
+# Torch takes seconds to import. Until there is something to end, Ctrl-C ends this at once, without a traceback.
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import json
-import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +97,7 @@ def main() -> int:
     """Run the demo and return the exit code."""
     asked = arguments()
     run, local = Run(), Local(asked.engine)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:

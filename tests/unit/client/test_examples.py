@@ -3,6 +3,9 @@
 import importlib
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -214,6 +217,14 @@ def test_the_demo_refuses_wrong_arguments(
         demo.arguments()
     assert caught.value.code == 2
     assert "scripts/demo" in capsys.readouterr().err
+
+
+def test_the_demo_ends_without_a_word_while_it_imports(tmp_path: Path) -> None:
+    # Its torch is one during whose import Ctrl-C is pressed.
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, EXAMPLES / "demo.py"], env=env, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_the_demo_uses_the_example_unless_its_port_is_taken(
