@@ -150,10 +150,23 @@ def test_a_template_that_the_server_refuses_leaves_what_runs_untouched(
     soon(lambda: condition(kubectl, "broken", "Stalled")[1] != "TemplateRefused")
 
 
+def test_a_pod_of_an_older_spec_is_replaced(kubectl: Kubectl, running: OperatorProcess) -> None:
+    make(kubectl, "rolls")
+    soon(lambda: mine(kubectl, "pods", "rolls") == ["rolls-0"])
+    old = kubectl.get("pod", "rolls-0")["metadata"]["uid"]
+    make(kubectl, "rolls", engine={"image": "example.org/vllm:1", "port": 8123})
+
+    def replaced() -> bool:
+        found = [each for each in mine(kubectl, "pods", "rolls") if each == "rolls-0"]
+        return found != [] and kubectl.get("pod", "rolls-0")["metadata"]["uid"] != old
+
+    soon(replaced, 60)  # an operator that has just started listens for the agents first
+
+
 def test_a_spec_that_is_not_honoured_is_refused_by_name(kubectl: Kubectl, running: OperatorProcess) -> None:
-    make(kubectl, "early", sleep={"idle": {"after": "10m"}})
+    make(kubectl, "early", cachePolicy={"name": "absent"})
     soon(lambda: condition(kubectl, "early", "Stalled")[1] == "NotYetSupported")
-    assert "spec.sleep.idle" in condition(kubectl, "early", "Stalled")[2]
+    assert "spec.cachePolicy" in condition(kubectl, "early", "Stalled")[2]
     assert mine(kubectl, "statefulsets", "early") == []
 
 
