@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -45,13 +45,23 @@ def space(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def serving(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """The chart with the real operator, and a server of two replicas that serve. They take two minutes to start."""
-    apply(namespace(HOME))
+def install(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], None]:
+    """Install the chart with the real operator, into a namespace that may be there."""
     repository, _, tag = images.ebbtide.name.rpartition(":")
     file = tmp_path_factory.mktemp("lend") / "values.json"
     file.write_text(json.dumps({"image": {"repository": repository, "tag": tag}}))
-    helm("install", "ebbtide", CHART, "-n", HOME, "-f", str(file), "--wait", "--timeout", "120s")
+
+    def made() -> None:
+        apply(namespace(HOME))
+        helm("install", "ebbtide", CHART, "-n", HOME, "-f", str(file), "--wait", "--timeout", "120s")
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def serving(images: Images, install: Callable[[], None]) -> Iterator[Serving]:
+    """The chart with the real operator, and a server of two replicas that serve. They take two minutes to start."""
+    install()
     try:
         trainer.allow(HOME)
         made = Serving(HOME, server(HOME, images.engine.name))
@@ -60,6 +70,6 @@ def serving(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield made
     finally:
         helm("uninstall", "ebbtide", "-n", HOME, "--ignore-not-found", "--wait", "--timeout", "180s")
-        kubectl("delete", "namespace", HOME, "--wait=true", "--timeout=90s")
+        kubectl("delete", "namespace", HOME, "--ignore-not-found", "--wait=true", "--timeout=90s")
         # Kept by the uninstall, and another release's until they are gone.
         kubectl("delete", "crd", *CRDS)
