@@ -267,11 +267,14 @@ class KubeDriver:
         if early > 0 and any(view.outdated and not (view.state or view.last or view.trouble) for view in views):
             self._queue.add_after(server.name, early)
             return
-        ready = {view.name for view in views if self._members[view.name].pod.ready}
-        name = next_to_replace(views, server.spec.replicas, ready)
-        pod = self._members[name].pod if name else None
-        if pod is None or pod.deleting or pod.uid in self._deleting:
+        pods = {view.name: self._members[view.name].pod for view in views}
+        ready = {name for name, pod in pods.items() if pod.ready}
+        # Who leaves still serves, and the kubelet still says so: nobody is to count on it.
+        staying = [view for view in views if not self._leaves(pods[view.name])]
+        name = next_to_replace(staying, server.spec.replicas, ready)
+        if name is None:
             return
+        pod = pods[name]
         self._deleting.add(pod.uid)
         try:
             log.info("replacing pod %s/%s: it is of an older template", pod.namespace, pod.name)
@@ -281,6 +284,9 @@ class KubeDriver:
             if not (error.conflict or error.missing):
                 raise
             self._queue.add_after(server.name, RETRY)  # the pod changed meanwhile: look again
+
+    def _leaves(self, pod: Pod) -> bool:
+        return pod.deleting or pod.uid in self._deleting
 
     def call(self, call: Call) -> None:
         """Begin a call."""
