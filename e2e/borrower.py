@@ -1,4 +1,4 @@
-"""Runs in the trainer's pod: borrows, says what it got, holds it until told, gives it back; TURNS times.
+"""Runs in the trainer's pod: borrows, says what it got, holds it until told, gives it back; TURNS times, from FIRST on.
 
 One line of JSON for each lend and each return. Told: the file /tmp/back-N appears. With WEIGHTS, a safetensors file,
 each turn publishes: first those weights with the last norm turned around, which makes the unlikeliest token the
@@ -55,7 +55,8 @@ def say(**line: object) -> None:
 def main() -> None:
     """Borrow as often as asked."""
     group = Group(os.environ["GROUP"])
-    for number in range(int(os.environ["TURNS"])):
+    first = int(os.environ["FIRST"])
+    for number in range(first, first + int(os.environ["TURNS"])):
         turn(group, number)
 
 

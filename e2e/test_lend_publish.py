@@ -10,10 +10,12 @@ from .trainer import Trainer
 
 def test_what_a_trainer_publishes_is_served_by_every_replica(serving: Serving, images: Images) -> None:
     before = serving.tokens()
-    job = trainer.job("publisher", HOME, images.ebbtide.name, GROUP, turns=2, ttl=60)
-    apply(trainer.publishing(job, images.engine.name))
-    publisher = Trainer("publisher", HOME)
     for turn, as_before in enumerate((False, True)):
+        # A Job for each turn: one that went on would borrow again before anybody had looked.
+        name = f"publisher-{turn}"
+        job = trainer.job(name, HOME, images.ebbtide.name, GROUP, ttl=60, first=turn)
+        apply(trainer.publishing(job, images.engine.name))
+        publisher = Trainer(name, HOME)
         publisher.wait("lend", turn)
         back = publisher.give_back(turn)
         assert all(each["result"]["canary"]["ok"] for each in back["result"]["members"])
@@ -25,4 +27,4 @@ def test_what_a_trainer_publishes_is_served_by_every_replica(serving: Serving, i
         assert (answers[0] == before) is as_before
         say(f"version {turn + 1}: published and served by both in {back['ms']} ms")
     assert kubectl("get", "isv", NAME, "-n", HOME, "-o", "jsonpath={.status.weightVersion}") == "2"
-    kubectl("delete", "job", "publisher", "-n", HOME)
+    kubectl("delete", "job", "publisher-0", "publisher-1", "-n", HOME)

@@ -37,7 +37,7 @@ def events(name: str, reason: str) -> list[Object]:
 @pytest.mark.parametrize(
     ("what", "change", "says"),
     [
-        ("no-node", {"template": {"spec": {"nodeSelector": {"gpu": "no such"}}}}, "no node takes it"),
+        ("no-node", {"template": {"spec": {"nodeSelector": {"gpu": "absent"}}}}, "no node takes it"),
         ("no-policy", {"cachePolicy": {"name": "absent"}}, "NotYetSupported: "),
         (
             "no-room",
@@ -71,7 +71,8 @@ def test_an_image_without_vllm_is_named(serving: Serving, images: Images) -> Non
 
 
 def test_a_quota_that_takes_no_pod_is_named(serving: Serving, images: Images) -> None:
-    used = len(get("pods", "-n", HOME)["items"])
+    # A quota does not count pods that have ended.
+    used = len(get("pods", "-n", HOME, "--field-selector=status.phase!=Succeeded,status.phase!=Failed")["items"])
     kubectl("create", "quota", "full", "-n", HOME, f"--hard=pods={used}")
     try:
         apply(named("no-quota", images.engine.name))

@@ -22,14 +22,18 @@ def allow(space: str) -> None:
     kubectl(*bind, f"--serviceaccount={space}:{ACCOUNT}")
 
 
-def job(name: str, space: str, image: str, group: str, turns: int = 1, ttl: int = 30) -> Object:
-    """Return the Job. What is mounted and set is all that a trainer needs to find the gateway."""
+def job(name: str, space: str, image: str, group: str, turns: int = 1, ttl: int = 30, first: int = 0) -> Object:
+    """Return the Job, whose turns are numbered from `first` on.
+
+    What is mounted and set is all that a trainer needs to find the gateway.
+    """
     trainer = container("trainer", image, [PYTHON, "-c", PROGRAM.read_text()])
     url = {"configMapKeyRef": {"name": "ebbtide-gateway", "key": "url"}}
     values = {
         "EBBTIDE_TOKEN_FILE": "/var/run/secrets/ebbtide/token",
         "SSL_CERT_FILE": "/etc/ebbtide/ca.crt",
         "GROUP": group,
+        "FIRST": str(first),
         "TURNS": str(turns),
         "TTL": str(ttl),
     }

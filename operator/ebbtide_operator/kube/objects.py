@@ -168,7 +168,14 @@ def trouble_of(raw: Mapping[str, object]) -> str:
         if text(condition, "type") == "PodScheduled" and text(condition, "reason") == "Unschedulable":
             return _sentence("no node takes it", text(condition, "message"))
     containers = items(raw, "status", "initContainerStatuses") + items(raw, "status", "containerStatuses")
-    return next((why for one in containers if (why := _container_trouble(one))), "")
+    name = text(raw, "metadata", "name")
+    return next((f"{why} {_look(name, one)}" for one in containers if (why := _container_trouble(one))), "")
+
+
+def _look(pod: str, status: Mapping[str, object]) -> str:
+    if text(status, "state", "waiting", "reason") == "CrashLoopBackOff":
+        return f"See `kubectl logs {pod} -c {text(status, 'name')} --previous`."
+    return f"See `kubectl describe pod {pod}`."
 
 
 def _container_trouble(status: Mapping[str, object]) -> str:
@@ -181,10 +188,11 @@ def _container_trouble(status: Mapping[str, object]) -> str:
         code = number(ended, "exitCode")
         why = _ENDS.get(code, "out of memory" if text(ended, "reason") == "OOMKilled" else f"exit status {code}")
         said = f"{why}. {text(ended, 'message').strip()}"
-    return _sentence(f"container {text(status, 'name')}: {_WAITS[reason]}", said)
+    return _sentence(f"container {text(status, 'name')}: {_WAITS[reason]}", said).rstrip(".") + "."
 
 
 def _sentence(what: str, why: str) -> str:
-    said = " ".join(why.split())
+    # Lines that only underline something in the line before say nothing when they are all in one.
+    said = " ".join(word for word in why.split() if word.strip("^~"))
     said = said if len(said) <= _LONGEST else f"...{said[-_LONGEST:]}"
     return f"{what}: {said}" if said else what

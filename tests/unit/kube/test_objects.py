@@ -103,7 +103,15 @@ def test_a_pod_that_is_ending_is_in_no_trouble() -> None:
 def test_a_long_message_keeps_its_end() -> None:
     why = trouble_of(raw(status__containerStatuses=waiting(LOOP, exitCode=1, message="x" * 5000 + "the reason")))
     assert len(why) < 700
-    assert why.endswith("the reason")
+    assert why.endswith("the reason. See `kubectl logs tiny-1 -c engine --previous`.")
+
+
+def test_what_only_underlines_is_left_out_and_where_to_look_is_said() -> None:
+    told = "call()\n    ~~~~^^\nOSError: /models/absent"
+    why = trouble_of(raw(status__containerStatuses=waiting(LOOP, exitCode=71, message=told)))
+    assert "died. call() OSError: /models/absent. See" in why
+    pulled = trouble_of(raw(status__containerStatuses=waiting("ImagePullBackOff", "Back-off pulling x")))
+    assert pulled.endswith("Back-off pulling x. See `kubectl describe pod tiny-1`.")
 
 
 def test_a_child_knows_its_owner_and_moves_with_its_spec() -> None:
