@@ -12,7 +12,7 @@ import ebbtide.client.borrowing
 import ebbtide.client.gateway
 import ebbtide_operator.commands
 import ebbtide_operator.drive.agents
-import ebbtide_operator.drive.member
+import ebbtide_operator.drive.follow
 import ebbtide_operator.loop
 import ebbtide_operator.operations
 import ebbtide_operator.queue
@@ -34,7 +34,7 @@ MOST_ROUNDS = 3000
 _TIMED = (
     ebbtide_operator.commands,
     ebbtide_operator.drive.agents,
-    ebbtide_operator.drive.member,
+    ebbtide_operator.drive.follow,
     ebbtide_operator.loop,
     ebbtide_operator.operations,
     ebbtide_operator.views,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide_api.base import Reading
 from ebbtide_api.errors import EbbtideError, ErrorBody
 from ebbtide_api.server import InferenceServer
-from ebbtide_operator.drive.agents import AgentClient, AgentWatch
+from ebbtide_operator.drive.agents import AgentClient
 from ebbtide_operator.drive.member import LocalMember
 from ebbtide_operator.loop import Group, Operator
 from ebbtide_operator.operations import Entry, Operations
@@ -49,10 +49,9 @@ class Member(LocalMember):
 
     def connect(self, world: World) -> None:
         client: Any = Wire(world.pods[self.name])
-        self._client = client
-        self._watch = AgentWatch(client, self._heard)
-        self._watch.start()
-        self.task = self._watch._task
+        self.agent.follow(client)
+        assert self.agent._watch is not None
+        self.task = self.agent._watch._task
 
 
 class Driver:
@@ -110,10 +109,10 @@ class Driver:
 
     def call(self, call: Call) -> None:
         self.world.checks.called(self.process, call)
-        self.process.spawn(self.known[call.member].call(call))
+        self.process.spawn(self.known[call.member].agent.call(call))
 
     async def ask(self, call: Call) -> Outcome | None:
-        return await self.known[call.member].call(call)
+        return await self.known[call.member].agent.call(call)
 
     def started_at(self, pid: int) -> int | None:
         return 1

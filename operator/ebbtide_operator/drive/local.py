@@ -96,7 +96,7 @@ class LocalDriver:
     async def refresh(self, group: str) -> None:
         """Ask every agent of a group now."""
         members = [member for member in self._members.values() if member.group == group]
-        await asyncio.gather(*(member.refresh(REFRESH_PATIENCE) for member in members))
+        await asyncio.gather(*(member.agent.refresh(REFRESH_PATIENCE) for member in members))
 
     async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
         """Measure a lease's processes. Without a pid nothing can be known of them."""
@@ -132,7 +132,7 @@ class LocalDriver:
     def agents(self, group: str) -> Mapping[str, AgentClient | None]:
         """Return how to reach the agent of every member of a group; None where it cannot be reached now."""
         members = [member for member in self._members.values() if member.group == group and not member.ending]
-        return {member.name: member.client for member in members}
+        return {member.name: member.agent.client() for member in members}
 
     # what is done
 
@@ -175,11 +175,11 @@ class LocalDriver:
 
     def call(self, call: Call) -> None:
         """Begin a call."""
-        self._spawn(self._members[call.member].call(call))
+        self._spawn(self._members[call.member].agent.call(call))
 
     async def ask(self, call: Call) -> Outcome | None:
         """Make a call and wait for its outcome."""
-        return await self._members[call.member].call(call)
+        return await self._members[call.member].agent.call(call)
 
     def started_at(self, pid: int) -> int | None:
         """Return when a process started; None when there is none of that pid."""

@@ -106,7 +106,7 @@ class KubeDriver:
         if not names:
             self._groups.pop(pod.group, None)
         if member is not None:
-            self._spawn(member.close())
+            self._spawn(member.agent.close())
         self._changed(pod.group)
 
     def _see(self, pod: Pod) -> None:
@@ -136,7 +136,7 @@ class KubeDriver:
                 self._spawn(self._reconnect(member))
 
     async def _reconnect(self, member: PodMember) -> None:
-        await member.close()
+        await member.agent.close()
         member.connect()
 
     def members(self, group: str) -> tuple[MemberView, ...]:
@@ -156,7 +156,7 @@ class KubeDriver:
 
     async def refresh(self, group: str) -> None:
         """Ask every agent of a group now."""
-        await asyncio.gather(*(self._members[name].refresh() for name in tuple(self._groups.get(group, ()))))
+        await asyncio.gather(*(self._members[name].agent.refresh() for name in tuple(self._groups.get(group, ()))))
 
     async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
         """Say whether a lost holder's pods are gone. What another pod uses of a device cannot be measured from here."""
@@ -207,7 +207,7 @@ class KubeDriver:
 
     def agents(self, group: str) -> Mapping[str, AgentClient | None]:
         """Return how to reach the agent of every member of a group; None where it cannot be reached now."""
-        return {member.pod.name: member.agent() for member in self._of(group)}
+        return {member.pod.name: member.agent.client() for member in self._of(group)}
 
     # what is done
 
@@ -291,12 +291,12 @@ class KubeDriver:
     def call(self, call: Call) -> None:
         """Begin a call."""
         if call.member in self._members:
-            self._spawn(self._members[call.member].call(call))
+            self._spawn(self._members[call.member].agent.call(call))
 
     async def ask(self, call: Call) -> Outcome | None:
         """Make a call and wait for its outcome."""
         member = self._members.get(call.member)
-        return await member.call(call) if member else None
+        return await member.agent.call(call) if member else None
 
     def started_at(self, pid: int) -> int | None:
         """Return None: a process of another pod has no number here."""

@@ -13,7 +13,6 @@ from ebbtide_operator.kube.cache import Cache
 from ebbtide_operator.kube.children.member import member_config
 from ebbtide_operator.kube.driver import Ask, KubeDriver
 from ebbtide_operator.kube.kinds import PODS, ApiError
-from ebbtide_operator.kube.member import PodMember
 from ebbtide_operator.kube.objects import Child, Pod
 from ebbtide_operator.plan import GroupRecord, LeaseRecord, ReturnIntent, Serve
 
@@ -278,21 +277,6 @@ def test_agents_forget_what_was_streamed_to_them_when_it_is_retired(fails: bool)
     play(scene)
 
 
-def test_the_leader_hears_what_agents_have_seen_and_whether_it_may_be_itself() -> None:
-    client, heard = Forgetful(fails=False), list[tuple[int, bool]]()
-
-    async def scene(stage: Stage) -> None:
-        member = PodMember(pod(), lambda _pod: client, lambda: None, lambda *told: heard.append(told))  # type: ignore[arg-type,return-value]
-        member._heard(state(leader=3, state_version=1))
-        member.agent()
-        member._heard(None)
-        member._heard(state(leader=4, state_version=2))
-        member._heard(state("other-0", leader=9, state_version=3))
-        assert heard == [(3, False), (4, True)]
-
-    play(scene)
-
-
 # rollout
 
 
@@ -394,13 +378,13 @@ def test_streamed_weights_are_there_while_every_member_has_them() -> None:
         streamed = GroupRecord(group="actor", serve=Serve(version=3, source="handoff/v3"))
         on_a_volume = GroupRecord(group="actor", serve=Serve(version=3, source="/var/lib/ebbtide-handoff/v3"))
         assert stage.driver.sources(streamed) == {"handoff/v3"}, "nobody said that it lacks them"
-        first._heard(state("tiny-0", received=[3]))
-        second._heard(state("tiny-1", received=[2]))
+        first.agent.hear(state("tiny-0", received=[3]))
+        second.agent.hear(state("tiny-1", received=[2]))
         assert stage.driver.sources(streamed) == frozenset()
         assert stage.driver.sources(on_a_volume) == {"/var/lib/ebbtide-handoff/v3"}
-        second._heard(state("tiny-1", received=[2, 3], state_version=1))
+        second.agent.hear(state("tiny-1", received=[2, 3], state_version=1))
         assert stage.driver.sources(streamed) == {"handoff/v3"}
-        second._heard(None)
+        second.agent.hear(None)
         assert stage.driver.sources(streamed) == {"handoff/v3"}, "what was last heard of a pod still holds"
 
     play(scene)

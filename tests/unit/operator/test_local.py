@@ -152,7 +152,7 @@ async def test_somebody_else_who_answers_on_the_port_is_not_the_member(driven: D
     state = driven.view().state
     assert state is not None
     stranger = state.model_copy(update={"instance": state.instance.model_copy(update={"uid": "stranger"})})
-    member._heard(stranger)
+    member.agent.hear(stranger)
     assert driven.view().state is None
     assert driven.view().last == state
 
@@ -163,8 +163,8 @@ async def test_an_answer_that_was_overtaken_is_no_news(driven: Driven) -> None:
     state = driven.view().state
     assert state is not None
     newer = state.model_copy(update={"state_version": state.state_version + 5})
-    member._heard(newer)
-    member._heard(state)
+    member.agent.hear(newer)
+    member.agent.hear(state)
     assert driven.view().state == newer
 
 
@@ -260,5 +260,5 @@ async def test_trainers_are_measured_by_their_pid(driven: Driven) -> None:
 
 async def test_a_call_to_a_member_that_is_not_up_has_no_outcome(driven: Driven) -> None:
     await driven.up()
-    await driven.driver._members["chat-0"]._unwatch()
+    await driven.driver._members["chat-0"].agent.close()
     assert await driven.driver.ask(replace(call(), key="x")) is None
