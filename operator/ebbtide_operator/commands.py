@@ -11,6 +11,7 @@ from ebbtide_api.base import Reading
 from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.verbs import Lease, LeaseRequest, LeaseStage, LendRequest, Operation, ReclaimRequest
 
+from . import handoffs
 from .loop import GROUP_VERBS, Group, Operator
 from .operations import fingerprint
 from .plan import GroupRecord, LeaseRecord, ReturnIntent
@@ -178,6 +179,8 @@ async def reclaim(operator: Operator, name: str, request: ReclaimRequest, asked:
     )
 
     def change(record: GroupRecord, operation: str) -> GroupRecord | Already | Refusal:
+        if request.version is not None:
+            handoffs.require_one(name, operator.ways_of(name))
         return leases.reclaim(record, request, intent.model_copy(update={"operation": operation}))
 
     return await _operate(operator, name, Work("reclaim", request, asked, change, _nothing))

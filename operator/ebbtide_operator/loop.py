@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ebbtide_api.conditions import Condition, merge
 from ebbtide_api.errors import EbbtideError, ErrorCode
-from ebbtide_api.server import InferenceServer
+from ebbtide_api.server import Handoff, InferenceServer
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import LeaseStage, Obstacle, ServerWhy
 
@@ -101,6 +101,8 @@ def _condition(finding: Finding, stamp: str) -> Condition:
 
 class Operator:
     """Everything of one home but its gateway."""
+
+    default_handoff = Handoff.SHARED_MEMORY
 
     def __init__(self, driver: Driver, records: Records, operations: Operations, settings: Settings) -> None:
         self.driver, self.records, self.operations, self.settings = driver, records, operations, settings
@@ -262,6 +264,10 @@ class Operator:
     def servers_of(self, group: str) -> list[InferenceServer]:
         """Return a group's servers, by name."""
         return [server for _, server in sorted(self.servers.items()) if server.group == group]
+
+    def ways_of(self, group: str) -> dict[str, Handoff]:
+        """Return how new weights come into each of a group's servers."""
+        return {server.name: server.spec.weights.handoff or self.default_handoff for server in self.servers_of(group)}
 
     async def _do(self, group: Group, action: Action) -> None:
         match action:

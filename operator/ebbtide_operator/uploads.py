@@ -15,6 +15,7 @@ from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.upload import PublishRequest, Upload, UploadRequest
 from ebbtide_api.verbs import LeaseStage
 
+from . import handoffs
 from .commands import Asked, group_named
 from .drive.agents import AgentClient, Piece, Unreachable
 from .loop import Group, Operator
@@ -80,6 +81,7 @@ def require_holder(operator: Operator, name: str, asked: Asked) -> Group:
     record = group.record
     if refusal := leases.check_epoch(record, asked.epoch):
         raise refusal.error()
+    handoffs.require_one(name, operator.ways_of(name))
     if not operator.driver.streams(name):
         message = f"the servers of group {name} take weights from {operator.driver.handoff(name)}, not by a stream"
         action = "Publish them there, or set spec.weights.handoff: Stream."

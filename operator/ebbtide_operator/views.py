@@ -9,6 +9,7 @@ from ebbtide_api.server import InferenceServer
 from ebbtide_api.state import StateVector
 from ebbtide_api.verbs import GroupState, Lease, LeaseStage, MemberAim, ServerState, ServerWhy
 
+from .handoffs import is_open
 from .loop import Group, Operator
 from .plan import LeaseRecord, MemberView, TrainerView
 from .plan.memory import Device, devices
@@ -24,6 +25,7 @@ def _lease(operator: Operator, group: Group, lease: LeaseRecord) -> Lease:
     ids = [waiting.id for waiting in group.record.queue]
     alive = lease not in group.record.past
     heard = group.renewed.get(lease.id)
+    takes = is_open(operator.ways_of(group.record.group))
     left = None if heard is None or not alive else max(0.0, lease.ttl_seconds - (time.monotonic() - heard))
     return Lease(
         id=lease.id,
@@ -34,8 +36,8 @@ def _lease(operator: Operator, group: Group, lease: LeaseRecord) -> Lease:
         position=ids.index(lease.id) + 1 if lease.stage is LeaseStage.QUEUED else 0,
         ttl_seconds=lease.ttl_seconds,
         expires_in=left,
-        handoff=operator.driver.handoff(group.record.group),
-        streams=operator.driver.streams(group.record.group),
+        handoff=operator.driver.handoff(group.record.group) if takes else "",
+        streams=takes and operator.driver.streams(group.record.group),
     )
 
 

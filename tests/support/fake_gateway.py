@@ -81,7 +81,7 @@ class FakeGateway:
     """One group `actor` with one server `chat` of one member. Thread-safe; times are real."""
 
     def __init__(self, handoff: Path, group: str = "actor") -> None:
-        self.group, self.handoff = group, handoff
+        self.group, self.handoff, self.takes = group, handoff, True
         self.epoch, self.version, self.owner = 1, 0, "engine"
         self.requests: list[Seen] = []
         self.operations: dict[str, Operation] = {}
@@ -229,7 +229,7 @@ class FakeGateway:
                 stage=LeaseStage.QUEUED,
                 position=len(self._queue),
                 ttl_seconds=request.ttl_seconds,
-                handoff=str(self.handoff),
+                handoff=str(self.handoff) if self.takes else "",
             )
             self._queue.append(_Kept(lease, time.monotonic()))
             self._promote()

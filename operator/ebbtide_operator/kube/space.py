@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ebbtide_api.errors import EbbtideError, ErrorCode
-from ebbtide_api.server import InferenceServer
+from ebbtide_api.server import Handoff, InferenceServer
 from ebbtide_api.server_status import ServerStatus
 from ebbtide_api.verbs import Obstacle
 
@@ -35,7 +35,7 @@ from .member import Led, Reach
 from .names import Json
 from .objects import Child, text
 from .operations import KubeOperations
-from .site_views import effective, highest, problem_of, server_view
+from .site_views import HANDOFF_MIXED, effective, highest, mixed_handoff, oldest_taker, problem_of, server_view
 from .status import Observed, status_of, status_patch, worth_writing
 
 log = logging.getLogger("ebbtide.space")
@@ -55,6 +55,8 @@ class Place:
 
 class Space(Operator):
     """See loop.Operator. Servers come and go one at a time, as the watch tells."""
+
+    default_handoff = Handoff.STREAM
 
     def __init__(self, place: Place, namespace: str) -> None:
         self.namespace = namespace
@@ -111,7 +113,22 @@ class Space(Operator):
             self._written[server.name] = server.status
         elif before and before.metadata.uid != server.metadata.uid:
             self._written.pop(server.name, None)  # another one of that name
-        problem = problem_of(server) or self._renamed_group(server)
+        self._judge(server)
+        if before is None or before.spec.weights.handoff is not server.spec.weights.handoff:
+            self._judge_others(server.group)
+
+    def _judge_others(self, group: str) -> None:
+        """Look again at servers for whom another one's hand-off, or its end, makes a difference."""
+        servers = self._asked_of(group)
+        oldest = oldest_taker(servers)
+        for server in servers:
+            refused = self._refused.get(server.name)
+            if mixed_handoff(server, oldest) != (refused if refused and refused.reason == HANDOFF_MIXED else None):
+                self._judge(server)
+
+    def _judge(self, server: InferenceServer) -> None:
+        oldest = oldest_taker(self._asked_of(server.group))
+        problem = problem_of(server) or self._renamed_group(server) or mixed_handoff(server, oldest)
         if problem is None:
             self._refused.pop(server.name, None)
             self._carry_out(server)
@@ -149,6 +166,7 @@ class Space(Operator):
         self._kube.want_one(name, None)
         if server is not None:
             self.changed(server.group)
+            self._judge_others(server.group)
 
     def _index(self, before: InferenceServer | None, after: InferenceServer | None) -> None:
         if before is not None:

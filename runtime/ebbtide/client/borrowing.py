@@ -175,7 +175,11 @@ class Borrowing:
         """Return the folder where versions are published. Raises what `held` raises."""
         lease = self.held()
         folder = Path(lease.handoff)
-        if not lease.handoff or not folder.is_dir():
+        if not lease.handoff:
+            message = f"group {self.terms.group} takes no new weights: see spec.weights.handoff of its servers."
+            action = "Give the memory back without publishing, or set it to Stream or SharedMemory for all of them."
+            raise EbbtideError(ErrorCode.TRANSPORT_IMPOSSIBLE, message, next_action=action)
+        if not folder.is_dir():
             message = f"group {self.terms.group} has no hand-off folder that this process can reach ({folder})."
             raise EbbtideError(ErrorCode.TRANSPORT_IMPOSSIBLE, message)
         return folder

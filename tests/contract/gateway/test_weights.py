@@ -214,3 +214,22 @@ def test_a_refusal_says_more_than_silence(turn: Callable[[Any], Any]) -> None:
 def test_what_is_no_answer_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         raise named({"x": ZeroDivisionError()})
+
+
+@pytest.mark.parametrize("ways", [("None", "Stream"), ("Stream", "None"), ("None", None)])
+async def test_a_group_that_takes_no_weights_says_so_at_every_door(closed: House, ways: tuple[str, str | None]) -> None:
+    servers = zip(("chat", "tiny"), ways, strict=True)
+    await closed.open([closed.server(name, replicas=1, weights={"handoff": way}) for name, way in servers])
+    await closed.serving()
+    lease = await closed.lent()
+    assert (lease["streams"], lease["handoff"]) == (False, "")
+    begun = await ask(closed, "POST", "2", lease, json=BEGIN)
+    published = await ask(closed, "POST", "2/publish", lease, json={"length": 1, "crc32c": 1})
+    back = await closed.ask("reclaim", lease, {"version": 2, "source": {"path": "/weights/v2"}})
+    closed_one = "chat" if ways[0] == "None" else "tiny"
+    for answer in (begun, published, back):
+        assert code(answer, 422) == "TRANSPORT_IMPOSSIBLE"
+        assert f"spec.weights.handoff is None for {closed_one}" in answer.json()["message"]
+        assert "Give the memory back without a version" in answer.json()["nextAction"]
+    done = await closed.ended(await closed.ask("reclaim", lease))
+    assert done["status"] == "Done", done

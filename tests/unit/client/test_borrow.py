@@ -113,6 +113,15 @@ def test_a_hand_off_folder_that_is_not_here_is_told(group: Group, gateway: FakeG
     assert str(gateway.handoff) in caught.value.message
 
 
+def test_a_group_that_takes_no_weights_is_told_by_name(group: Group, gateway: FakeGateway, tmp_path: Path) -> None:
+    gateway.takes = False
+    with group.borrow() as loan, pytest.raises(EbbtideError) as caught:
+        loan.publish(WEIGHTS, version=1)
+    assert caught.value.code is ErrorCode.TRANSPORT_IMPOSSIBLE
+    assert "group actor takes no new weights" in caught.value.message
+    assert "without publishing" in caught.value.next_action
+
+
 def test_drain_and_level_travel_with_the_lend(group: Group, gateway: FakeGateway) -> None:
     with group.borrow(drain=Drain(mode=DrainMode.ABORT, timeout=5), level=2):
         pass

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ebbtide_api.server import InferenceServer
+from ebbtide_api.server import Handoff, InferenceServer
 from ebbtide_api.verbs import LeaseStage
 from ebbtide_operator.kube.cache import Cache
 from ebbtide_operator.kube.kinds import LEASES, SERVERS, ApiError
@@ -21,6 +21,8 @@ from .given import SITE, server
 from .test_driver import until
 
 NS = "models"
+SHARED, STREAM = Handoff.SHARED_MEMORY, Handoff.STREAM
+VOLUME = {"spec": {"volumes": [{"name": "ebbtide-handoff", "persistentVolumeClaim": {"claimName": "weights"}}]}}
 LENT = GroupRecord(
     group="actor",
     epoch=4,
@@ -254,5 +256,43 @@ def test_why_names_a_spec_that_is_not_carried_out(tmp_path: Path) -> None:
         assert why.obstacles[0].reason == "HandoffVolumeMissing"
         assert "ebbtide-handoff" in why.obstacles[0].message
         assert "kubectl -n models describe inferenceserver tiny" in why.obstacles[0].next_action
+
+    play(tmp_path, scene)
+
+
+def test_a_group_takes_weights_in_one_way_and_the_oldest_server_says_which(tmp_path: Path) -> None:
+    def made(name: str, day: int, handoff: str | None) -> InferenceServer:
+        found = server(name, uid=f"uid-{name}", weights={"handoff": handoff}, template=VOLUME)
+        created = f"2026-01-0{day}T00:00:00Z"
+        return found.model_copy(update={"metadata": found.metadata.model_copy(update={"creation_timestamp": created})})
+
+    async def scene(stage: Stage) -> None:
+        def reasons() -> dict[str, str]:
+            problems = {name: stage.space.problem(name) for name in ("old", "young", "aside")}
+            return {name: problem.reason for name, problem in problems.items() if problem}
+
+        stage.put(made("young", 2, "SharedMemory"))
+        stage.put(made("aside", 3, "None"))
+        assert reasons() == {}
+        stage.put(made("old", 1, None))
+        assert reasons() == {"young": "HandoffMixed"}
+        problem = stage.space.problem("young")
+        assert problem is not None
+        assert "young takes new weights by SharedMemory and old by Stream" in problem.message
+        await until(lambda: any(one["reason"] == "HandoffMixed" for one in stage.status("young").get("conditions", [])))
+        assert stage.space.ways_of("actor") == {"aside": Handoff.NONE, "old": STREAM, "young": SHARED}, "as they run"
+        stage.put(made("young", 2, "Stream"))
+        assert reasons() == {}
+        # Both change, the younger one first: neither waits for the other for ever.
+        stage.put(made("young", 2, "SharedMemory"))
+        assert reasons() == {"young": "HandoffMixed"}
+        stage.put(made("old", 1, "SharedMemory"))
+        assert reasons() == {}
+        stage.put(made("young", 2, "Stream"))
+        assert reasons() == {"young": "HandoffMixed"}
+        assert stage.space.ways_of("actor")["young"] is SHARED, "what runs stays as it is"
+        stage.space.forget("old")
+        assert reasons() == {}
+        assert stage.space.ways_of("actor")["young"] is STREAM
 
     play(tmp_path, scene)
