@@ -273,7 +273,7 @@ def _take_in(world: World) -> Callable[[Ingest], Any]:
 def simulated(world: World) -> Iterator[None]:
     """Let agents see simulated processes, host memory and folders."""
 
-    def available(folder: PurePosixPath) -> int:
+    def available(folder: PurePosixPath, _writer: int) -> int:
         return int(world.pods[folder.parts[2]].host_room * MIB)
 
     def discard(folder: PurePosixPath, keep: frozenset[int]) -> None:

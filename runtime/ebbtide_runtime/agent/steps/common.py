@@ -10,11 +10,14 @@ from ebbtide_api.errors import EbbtideError, ErrorCode
 from ebbtide_api.state import EngineState
 
 from ...native import Measurement
+from .. import cgroup
 from ..lifecycle import host_room
 from ..member import Member
 
 # A host always keeps this much: a parked copy must not be what the kernel ends processes for.
 RESERVE = 256 << 20
+# And so does a container, whose processes grow a little all the time.
+GROUP_RESERVE = 32 << 20
 
 
 async def fresh_state(member: Member) -> EngineState:
@@ -40,15 +43,25 @@ async def recent_measurement(member: Member) -> Measurement:
     return member.probe.recent(member.settings.recent_s) or await fresh_measurement(member)
 
 
-def available(folder: Path) -> int:
-    """Return the bytes of host memory that can be taken in a memory-backed folder, less a reserve."""
-    room = os.statvfs(folder)
-    return max(0, min(psutil.virtual_memory().available, room.f_bavail * room.f_frsize) - RESERVE)
+def available(folder: Path, writer: int) -> int:
+    """Return the bytes of memory that a process can take in a memory-backed folder, less a reserve."""
+    place, left = os.statvfs(folder), cgroup.room(writer)
+    there = min(psutil.virtual_memory().available, place.f_bavail * place.f_frsize) - RESERVE
+    return max(0, there if left is None else min(there, left - GROUP_RESERVE))
 
 
 def room(member: Member, held: int) -> int:
-    """Return the host bytes that this member may still take, when it holds `held`."""
-    return host_room(member.config.host_memory_limit, held, available(Path(member.config.memory)))
+    """Return the host bytes that the agent may still take, when the member holds `held`."""
+    return _room(member, held, os.getpid())
+
+
+def parking_room(member: Member, held: int) -> int:
+    """Return the same for the engine, whose worker writes parked weights: in a pod, that is another container."""
+    return _room(member, held, member.identity.pid)
+
+
+def _room(member: Member, held: int, writer: int) -> int:
+    return host_room(member.config.host_memory_limit, held, available(Path(member.config.memory), writer))
 
 
 def weights_bytes(state: EngineState) -> int:

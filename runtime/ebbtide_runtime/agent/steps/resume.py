@@ -16,7 +16,7 @@ from ..action import Action, Running
 from ..engine_client import Completion
 from ..lifecycle import Event, should_park
 from ..member import FaultError, Member
-from .common import fresh_state, room, weights_bytes
+from .common import fresh_state, parking_room, weights_bytes
 from .drain import must
 
 log = logging.getLogger("ebbtide.agent")
@@ -130,5 +130,5 @@ def _wants_parking(member: Member, state: EngineState) -> bool:
         valid=all(rank.parked is not None and rank.parked.valid for rank in state.ranks),
         parking=any(rank.parking for rank in state.ranks),
         weights_bytes=weights_bytes(state),
-        room=room(member, measured.host_bytes if measured else 0),
+        room=parking_room(member, measured.host_bytes if measured else 0),
     )

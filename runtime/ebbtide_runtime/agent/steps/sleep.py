@@ -18,7 +18,7 @@ from ..lifecycle import MIB, Event, LevelQuestion, Refusal, asleep, choose_level
 from ..member import FaultError, Member
 from ..probe import Free, Held, Identity, Replaced, Unmeasured
 from ..vector import mib
-from .common import fresh_measurement, fresh_state, recent_measurement, room, source, weights_bytes
+from .common import fresh_measurement, fresh_state, parking_room, recent_measurement, source, weights_bytes
 from .drain import Drained, drain, drain_budget, must
 from .wake import wake_weights
 
@@ -198,7 +198,7 @@ def _question(member: Member, state: EngineState, asked: int, host_bytes: int) -
         may_park=member.config.parking is not Parking.OFF,
         parked_valid=all(r.parked is not None and r.parked.valid and r.parked.version == r.version for r in ranks),
         weights_bytes=weights_bytes(state),
-        host_room=room(member, host_bytes),
+        host_room=parking_room(member, host_bytes),
         has_source=source(member) is not None,
         forces_parked=any(argument.startswith(_FORCE_PARKED) for argument in member.config.extra_args),
     )
