@@ -36,8 +36,11 @@ HANDOFF_MIXED = "HandoffMixed"
 
 
 def server_view(server: InferenceServer) -> ServerView:
-    """Return a server as plans see it."""
-    return replace(local_view(server), device=device_of(server), budget_mib=(cpu_budget(server) or 0) / MIB)
+    """Return a server as plans see it. On the CPU each pod is a device: its memory limit has room for the budget."""
+    budget = cpu_budget(server)
+    return replace(
+        local_view(server), device=device_of(server), budget_mib=(budget or 0) / MIB, apart=budget is not None
+    )
 
 
 def problem_of(server: InferenceServer) -> Problem | None:

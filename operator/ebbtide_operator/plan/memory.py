@@ -1,7 +1,8 @@
 """The arithmetic of devices: who uses how much, and whether what a step needs is measured free. MiB throughout.
 
-Members of a group share a device's budget with the trainer. A wake is allowed for all members that ask for it, or for
-none: half a group that woke would leave neither the engines nor the trainer enough.
+Members of a group share a device's budget with the trainer; where replicas are apart, each one's device has a budget.
+A wake is allowed for all members that ask for it, or for none: half a group that woke would leave neither the engines
+nor the trainer enough.
 """
 
 from __future__ import annotations
@@ -51,20 +52,27 @@ class Device:
 
 def devices(world: World) -> Mapping[str, Device]:
     """Return every device of the group with its holders."""
-    ids = {server.device for server in world.servers.values()}
+    ids = {server.device for server in world.servers.values() if not server.apart}
+    ids |= {world.device_of(member) for member in _known(world)}
     return {device: _device(world, device) for device in sorted(ids)}
 
 
 def _device(world: World, device: str) -> Device:
-    servers = [server for server in world.servers.values() if server.device == device]
-    names = {server.name for server in servers}
-    here = {member.name: member for member in (*world.wanted, *world.members) if member.server in names}
+    here = {member.name: member for member in _known(world) if world.device_of(member) == device}
+    names = {member.server for member in here.values()}
+    shared = {server.name for server in world.servers.values() if server.device == device and not server.apart}
+    servers = [server for name, server in world.servers.items() if name in names | shared]
     members = [Holder(name, mib) for name, member in here.items() if (mib := _held(world.record, member)) > 0]
     trainer = world.trainer
     if trainer and trainer.used_mib > 0:
         members.append(Holder(f"trainer (pid {trainer.pid})", trainer.used_mib))
     limits = [server.budget_mib for server in servers if server.budget_mib]
     return Device(device, min(limits, default=0.0), tuple(members))
+
+
+def _known(world: World) -> Iterable[MemberView]:
+    """Return every member, asked for or there, of a server that is known."""
+    return (member for member in (*world.wanted, *world.members) if member.server in world.servers)
 
 
 def _held(record: GroupRecord, member: MemberView) -> float:
@@ -105,8 +113,8 @@ def need_of(record: GroupRecord, member: MemberView, need: Need) -> float:
 
 def reserved(world: World, device: str) -> float:
     """Return what wakes that are in flight will take and no measurement shows yet."""
-    names = {server.name for server in world.servers.values() if server.device == device}
-    return sum(_of_busy(world.record, member) for member in world.members if member.server in names)
+    there = (member for member in world.members if member.server in world.servers)
+    return sum(_of_busy(world.record, member) for member in there if world.device_of(member) == device)
 
 
 def _of_busy(record: GroupRecord, member: MemberView) -> float:
@@ -124,7 +132,7 @@ def shortages(world: World, wanted: Iterable[tuple[MemberView, Do]]) -> dict[str
     asked: dict[str, float] = {}
     for member, step in wanted:
         if member.state and step.need is not Need.NOTHING:
-            device = world.server_of(member).device
+            device = world.device_of(member)
             asked[device] = asked.get(device, 0.0) + need_of(world.record, member, step.need)
     found = devices(world)
     return {
@@ -161,7 +169,7 @@ def missing_need(world: World) -> dict[str, float]:
     needs: dict[str, float] = {}
     for member in world.members:
         if member.state and member.server in world.servers:
-            device = world.server_of(member).device
+            device = world.device_of(member)
             needs[device] = needs.get(device, 0.0) + _missing(world.record, member, member.state)
     return needs
 

@@ -93,7 +93,12 @@ def _released_already(member: MemberView) -> SleepResult:
 
 
 def _sums(world: World, members: Iterable[MemberRelease]) -> list[DeviceRelease]:
-    parts = [device for member in members for device in member.result.devices]
+    at = {member.name: member for member in world.wanted}
+    parts = [
+        device.model_copy(update={"id": world.device_of(at[member.member], device.id)})
+        for member in members
+        for device in member.result.devices
+    ]
     known = devices(world)
     return [
         DeviceRelease(

@@ -33,7 +33,10 @@ class Idle:
 
 @dataclass(frozen=True)
 class ServerView:
-    """A server as it was asked for. `awake` of its `replicas` shall serve; `budget_mib` 0 means unlimited."""
+    """A server as it was asked for. `awake` of its `replicas` shall serve; `budget_mib` 0 means unlimited.
+
+    `apart`: each replica has a device of its own, as large as `budget_mib`; else all of them share one.
+    """
 
     name: str
     model: str = ""
@@ -45,6 +48,7 @@ class ServerView:
     canary: Canary | None = None
     device: str = "cpu0"
     budget_mib: float = 0
+    apart: bool = False
     idle: Idle | None = None
 
     @property
@@ -154,6 +158,12 @@ class World:
     def server_of(self, member: MemberView) -> ServerView:
         """Return the server of a wanted member."""
         return self.servers[member.server]
+
+    def device_of(self, member: MemberView, device: str = "") -> str:
+        """Return the device of a known server's member, by its name among the group's. `device`: as its agent says."""
+        server = self.server_of(member)
+        plain = device or server.device
+        return f"{member.name}/{plain}" if server.apart else plain
 
     def is_as_asked(self, member: MemberView) -> bool:
         """Say whether a member serves, or sleeps because its server asks for no more that serve."""

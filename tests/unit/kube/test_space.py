@@ -212,9 +212,10 @@ def test_a_status_that_could_not_be_written_is_written_later(tmp_path: Path) -> 
 
 
 def test_plans_know_the_device_and_its_size() -> None:
-    assert (server_view(server()).device, server_view(server()).budget_mib) == ("cpu0", 4096)
+    plain = server_view(server())
+    assert (plain.device, plain.budget_mib, plain.apart) == ("cpu0", 4096, True)
     claimed = server_view(server(colocation={"devices": {"claim": "gpus"}}))
-    assert (claimed.device, claimed.budget_mib) == ("claim:gpus", 0)
+    assert (claimed.device, claimed.budget_mib, claimed.apart) == ("claim:gpus", 0, False)
 
 
 def test_members_stay_while_memory_is_lent() -> None:
