@@ -6,8 +6,8 @@ from .kube import apply, exists, get, helm, kubectl, until
 from .serving import HOME, Serving
 
 KINDS = "pods,statefulsets,services,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,roles"
-# The API server's own, the trainers' account that the tests made, and the Lease by which operators take turns.
-LEFT = {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", "ServiceAccount/trainer", "Lease/ebbtide-operator"}
+# The API server's own, and the trainers' account that the tests made.
+LEFT = {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", "ServiceAccount/trainer"}
 
 
 def left() -> set[str]:

@@ -55,7 +55,7 @@ class App:
     """One operator process."""
 
     def __init__(self, api: ApiServer, settings: KubeSettings) -> None:
-        self.leader = Leadership(api, settings.namespace, settings.identity)
+        self.leader = Leadership(api, settings.namespace, settings.identity, owner=settings.owner)
         self.hub = Hub(api, settings.site(), self.leader, settings.watched, settings.scratch)
         self._api, self._settings = api, settings
         self._stop = asyncio.Event()

@@ -34,12 +34,18 @@ class LostError(Exception):
 
 
 class Leadership:
-    """This process's claim. `identity` is the pod's name and UID: a recreated pod of that name is another one."""
+    """This process's claim. `identity` is the pod's name and UID: a recreated pod of that name is another one.
 
-    def __init__(self, api: Api, namespace: str, identity: str, timing: Timing | None = None) -> None:
+    The Lease goes with its owner, our ServiceAccount, so an uninstall leaves none; it outlives every pod, and so the
+    epoch grows over all of an installation's operators.
+    """
+
+    def __init__(
+        self, api: Api, namespace: str, identity: str, timing: Timing | None = None, owner: Json | None = None
+    ) -> None:
         self.epoch = 0
         self._api, self._namespace, self._identity = api, namespace, identity
-        self._timing = timing or Timing()
+        self._timing, self._owner = timing or Timing(), owner
         self._version, self._least = "", 0
         self._seen: tuple[str, float] = ("", 0.0)
         self.echo = time.monotonic()
@@ -134,6 +140,8 @@ class Leadership:
     def _lease(self, holder: str, epoch: int) -> Json:
         labels = {"app.kubernetes.io/managed-by": MANAGER, KIND_LABEL: LEADER_LEASE}
         metadata: Json = {"name": NAME, "namespace": self._namespace, "labels": labels}
+        if self._owner:
+            metadata["ownerReferences"] = [self._owner]
         if self._version:
             metadata["resourceVersion"] = self._version
         spec: Json = {

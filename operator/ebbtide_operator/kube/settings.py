@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from .children import Site
-from .names import ENGINE_ACCOUNT, GATEWAY_AUDIENCE, OPERATOR_ACCOUNT
+from .names import ENGINE_ACCOUNT, GATEWAY_AUDIENCE, OPERATOR_ACCOUNT, Json
+
+ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class KubeSettings:
     """imagePullSecrets of engine pods."""
     account: str = OPERATOR_ACCOUNT
     """Our ServiceAccount, whose tokens agents accept."""
+    account_uid: str = ""
+    """Which one of that name; empty where we do not run as one."""
     engine_account: str = ENGINE_ACCOUNT
     """The ServiceAccount of engine pods, in their namespaces."""
     audiences: tuple[str, ...] = (GATEWAY_AUDIENCE,)
@@ -66,6 +72,7 @@ class KubeSettings:
             pull_policy=environment.get("EBBTIDE_IMAGE_PULL_POLICY", ""),
             pull_secrets=_list(environment, "EBBTIDE_IMAGE_PULL_SECRETS"),
             account=environment.get("EBBTIDE_SERVICE_ACCOUNT") or OPERATOR_ACCOUNT,
+            account_uid=_account_uid(Path(environment.get("EBBTIDE_ACCOUNT_DIR") or ACCOUNT_DIR) / "token"),
             engine_account=environment.get("EBBTIDE_ENGINE_SERVICE_ACCOUNT") or ENGINE_ACCOUNT,
             audiences=_list(environment, "EBBTIDE_GATEWAY_AUDIENCES") or (GATEWAY_AUDIENCE,),
             gateway_url=environment.get("EBBTIDE_GATEWAY_URL") or default_url,
@@ -80,6 +87,13 @@ class KubeSettings:
         """What holds the operator's Lease: a recreated pod of that name is another one."""
         return f"{self.pod}_{self.pod_uid}" if self.pod_uid else self.pod
 
+    @property
+    def owner(self) -> Json | None:
+        """The reference by which an object goes when our ServiceAccount does: with the release."""
+        if not self.account_uid:
+            return None
+        return {"apiVersion": "v1", "kind": "ServiceAccount", "name": self.account, "uid": self.account_uid}
+
     def site(self) -> Site:
         """Return what children must know. Raises OSError when the gateway's root certificate cannot be read."""
         return Site(
@@ -92,6 +106,16 @@ class KubeSettings:
             gateway_url=self.gateway_url,
             gateway_ca=(self.tls / "ca.crt").read_text(encoding="utf-8"),
         )
+
+
+def _account_uid(token: Path) -> str:
+    """Return the UID of our ServiceAccount, as our own token tells it: no right is needed for that."""
+    try:
+        claims = token.read_text(encoding="ascii").split(".")[1]
+        told = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+        return str(told["kubernetes.io"]["serviceaccount"]["uid"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 def _required(environment: Mapping[str, str], name: str) -> str:

@@ -1,6 +1,8 @@
 """What a path means to a caller; whom agents' certificates let in; what the environment tells."""
 
 import asyncio
+import base64
+import json
 import ssl
 import subprocess
 from pathlib import Path
@@ -135,6 +137,35 @@ def test_everything_else_is_taken_as_told(tmp_path: Path) -> None:
     assert (site.gateway_ca, site.pull_secrets) == ("root", ("s",))
     assert site.operator == "system:serviceaccount:system:ebbtide-operator"
     assert KubeSettings.of(ENVIRONMENT | told | {"EBBTIDE_CLUSTER_WIDE": "true"}).watched == ()
+
+
+def token_of(claims: object) -> str:
+    head, body = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({}, claims))
+    return f"{head}.{body}.signature"
+
+
+@pytest.mark.parametrize(
+    ("token", "uid"),
+    [
+        (
+            token_of({"sub": "op", "kubernetes.io": {"serviceaccount": {"uid": "u1"}}}),
+            "u1",
+        ),
+        (token_of({"kubernetes.io/serviceaccount/service-account.uid": "legacy"}), ""),
+        (token_of({"kubernetes.io": None}), ""),
+        (token_of([]), ""),
+        ("a.b.c", ""),
+        ("nonsense", ""),
+        (None, ""),
+    ],
+)
+def test_our_account_is_known_by_our_own_token(tmp_path: Path, token: str | None, uid: str) -> None:
+    file = tmp_path / "token"
+    if token is not None:
+        file.write_text(token)
+    told = {"EBBTIDE_ACCOUNT_DIR": str(tmp_path), "EBBTIDE_SERVICE_ACCOUNT": "op"}
+    owner = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "op", "uid": uid}
+    assert KubeSettings.of(ENVIRONMENT | told).owner == (owner if uid else None)
 
 
 @pytest.mark.parametrize(

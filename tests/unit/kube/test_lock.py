@@ -137,6 +137,23 @@ def test_a_short_silence_is_borne() -> None:
     assert asyncio.run(survive())
 
 
+def test_the_lease_goes_with_its_owner_also_one_that_was_there_before() -> None:
+    api, owner = FakeApi(), {"apiVersion": "v1", "kind": "ServiceAccount", "name": "operator", "uid": "u"}
+
+    async def lead() -> None:
+        before = claim(api, "pod-a")
+        await before.acquire()
+        await before.release()
+        assert "ownerReferences" not in lease(api)["metadata"]
+        owned = Leadership(api, "system", "pod-b", FAST, owner)  # type: ignore[arg-type]
+        await owned.acquire()
+        assert lease(api)["metadata"]["ownerReferences"] == [owner]
+        await owned.release()
+
+    asyncio.run(lead())
+    assert (lease(api)["metadata"]["ownerReferences"], lease(api)["spec"]["leaseTransitions"]) == ([owner], 2)
+
+
 def test_our_own_renewal_is_heard_through_the_watch() -> None:
     api = FakeApi()
     first = claim(api, "pod-a")
