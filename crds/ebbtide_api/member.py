@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from enum import StrEnum
@@ -13,6 +14,8 @@ from pydantic import Field
 from .base import Message
 from .verbs import Canary
 
+BORN = "born.json"
+"""The file in a member's home that a pod was made for, as it was."""
 RECEIVED = "handoff"
 """The folder of a member's memory in which streamed weights are received."""
 
@@ -106,12 +109,15 @@ def load_member(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
     """Return the configuration in `path`. Raises OSError, or ValueError that says what is wrong with it.
 
     On a cluster one file serves all pods of a server: EBBTIDE_POD_NAME and EBBTIDE_POD_UID say which member this is.
-    The file changes under a running pod; EBBTIDE_MEMBER_DIGEST, if set, names the one that the pod was made for.
+    The file changes under a running pod; EBBTIDE_MEMBER_DIGEST, if set, names the one that the pod was made for. A
+    container that restarts goes on with that one: see `keep_member`.
     """
     data = Path(path).read_bytes()
     wanted = environ.get("EBBTIDE_MEMBER_DIGEST")
-    if wanted and hashlib.sha256(data).hexdigest() != wanted:
-        raise ValueError(f"{path} was changed since this pod was made; the pod must be replaced")
+    if wanted and _digest(data) != wanted:
+        data = _kept(data, wanted)
+        if not data:
+            raise ValueError(f"{path} was changed since this pod was made; the pod must be replaced")
     config = MemberConfig.model_validate_json(data)
     pod = environ.get("EBBTIDE_POD_NAME")
     if not pod:
@@ -121,3 +127,29 @@ def load_member(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
         raise ValueError(f"EBBTIDE_POD_NAME={pod!r} is no pod of server {config.server!r}")
     uid = environ.get("EBBTIDE_POD_UID") or config.uid
     return config.model_copy(update={"name": pod, "uid": uid, "ordinal": int(number)})
+
+
+def keep_member(path: str | os.PathLike[str], home: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Keep the file that a pod was made for in the member's home, which lives as long as the pod. Raises OSError.
+
+    A lent engine sleeps for as long as it likes; meanwhile its server may be changed, and a container may restart.
+    """
+    data, kept = Path(path).read_bytes(), Path(home) / BORN
+    if _digest(data) != environ.get("EBBTIDE_MEMBER_DIGEST") or kept.exists():
+        return
+    fresh = kept.with_name(f".{BORN}.{os.getpid()}")
+    fresh.write_bytes(data)
+    fresh.replace(kept)
+
+
+def _kept(changed: bytes, wanted: str) -> bytes:
+    """Return the kept file of that digest, or nothing. The home is the same, whatever else was changed."""
+    try:
+        data = (Path(json.loads(changed)["home"]) / BORN).read_bytes()
+    except (OSError, ValueError, LookupError, TypeError):
+        return b""
+    return data if _digest(data) == wanted else b""
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import uvicorn
-from ebbtide_api.member import MemberConfig, load_member
+from ebbtide_api.member import MemberConfig, keep_member, load_member
 from pydantic import ValidationError
 
 from .agent import Agent
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     _log()
     try:
         config = load_member(path)
+        keep_member(path, config.home)  # the agent is the first to start in a pod
         callers, tls = _access(config)
         app = build(Agent(config, Settings.of(os.environ)), callers)
     except StoreError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import OperationStatus, Verb
 
@@ -38,6 +40,22 @@ def test_sigterm_in_an_operation_is_a_restart_like_any_other(running: Pair) -> N
     caller = member.start()
     assert caller.until(Phase.WEIGHTS_RESIDENT).boot == 1
     assert caller.wait("op-1").status is OperationStatus.FAILED
+
+
+def test_a_restart_after_its_file_was_changed_goes_on_with_the_file_of_before(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod: a lent one is not replaced, and its ConfigMap is its server's newest."""
+    path = Path(member.config.home) / "member.json"
+    monkeypatch.setenv("EBBTIDE_MEMBER_DIGEST", hashlib.sha256(path.read_bytes()).hexdigest())
+    caller = member.start(process=True)
+    to_running(caller)
+    sleep(caller)
+    member.agents.pop().stop()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "uid": "newer", "agentPort": 1}))
+    caller = member.start(process=True)
+    state = caller.until(Phase.ASLEEP)
+    assert (state.instance.uid, state.boot) == (member.config.uid, 1)
 
 
 def test_nothing_secret_is_logged(member: Member) -> None:

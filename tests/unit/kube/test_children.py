@@ -3,6 +3,7 @@
 EBBTIDE_GOLDEN=write writes the golden files anew; read the difference before committing it.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ebbtide_api.member import MemberConfig, load_member
+from ebbtide_api.member import MemberConfig, keep_member, load_member
 from ebbtide_api.server import InferenceServer
 from ebbtide_operator.kube.children import children, digest
 from ebbtide_operator.kube.children.containers import ENDING_S, LONGEST_DRAIN_S, PROPAGATION_S
@@ -295,6 +296,49 @@ def test_a_pod_refuses_a_file_that_it_was_not_made_for(tmp_path: Path) -> None:
     path.write_text(at(made(server())["ConfigMap/tiny-member"], "data")["member.json"])
     with pytest.raises(ValueError, match="must be replaced"):
         load_member(path, {"EBBTIDE_POD_NAME": "tiny-0", "EBBTIDE_MEMBER_DIGEST": "0" * 64})
+
+
+def test_a_container_that_restarts_after_a_change_goes_on_with_what_its_pod_was_made_for(tmp_path: Path) -> None:
+    """The server is lent, so its pod is not replaced; its ConfigMap is the new one already."""
+    path, home = tmp_path / "member.json", tmp_path / "home"
+
+    def told(**spec: Any) -> str:
+        told = json.loads(at(made(server(**spec))["ConfigMap/tiny-member"], "data")["member.json"])
+        return json.dumps({**told, "home": str(home)})
+
+    def environ(text: str) -> dict[str, str]:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return {"EBBTIDE_POD_NAME": "tiny-1", "EBBTIDE_POD_UID": "u", "EBBTIDE_MEMBER_DIGEST": digest}
+
+    old, new = told(), told(sleep={"level": "Discarded"}, engine={"image": "i", "extraArgs": ["--dtype=float32"]})
+    born = environ(old)
+    path.write_text(old)
+    home.mkdir()
+    first = load_member(path, born)
+    keep_member(path, first.home, born)
+    path.write_text(new)
+    keep_member(path, first.home, born)
+    again = load_member(path, born)
+    assert again == first
+    assert (again.name, again.uid, again.extra_args) == ("tiny-1", "u", [])
+    assert [kept.name for kept in home.iterdir()] == ["born.json"]
+    # What somebody else kept there is not believed, and a pod of the newer template takes the newer file.
+    assert load_member(path, environ(new)).extra_args == ["--dtype=float32"]
+    (home / "born.json").write_text(new + " ")
+    with pytest.raises(ValueError, match="must be replaced"):
+        load_member(path, born)
+    for nonsense in ("[]", "{", '{"home": 7}', '{"home": "/nowhere"}'):
+        path.write_text(nonsense)
+        with pytest.raises(ValueError, match="must be replaced"):
+            load_member(path, born)
+
+
+@pytest.mark.parametrize("environ", [{}, {"EBBTIDE_MEMBER_DIGEST": "0" * 64}])
+def test_only_what_a_pod_was_made_for_is_kept(tmp_path: Path, environ: dict[str, str]) -> None:
+    path = tmp_path / "member.json"
+    path.write_text("{}")
+    keep_member(path, str(tmp_path), environ)
+    assert [each.name for each in tmp_path.iterdir()] == ["member.json"]
 
 
 @pytest.mark.parametrize("name", ["other-0", "tiny", "tiny-x", "tiny-1-0"])
