@@ -10,10 +10,12 @@ import contextlib
 import logging
 import signal
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from .api import ApiServer
 from .auth import Authenticator
@@ -26,7 +28,19 @@ from .settings import KubeSettings
 from .watch import Watches
 
 log = logging.getLogger("ebbtide.kube")
+ANYWHERE = "0.0.0.0"  # noqa: S104 - in a pod
 GRACE_S = 5
+FAREWELL_S = 0.3
+
+
+class Brief(AutoHTTPProtocol):  # type: ignore[misc]
+    """A connection that ends with us. A client that keeps one for later does not hear our farewell before then."""
+
+    def shutdown(self) -> None:
+        """Say farewell, and wait only a moment for the client's: TLS alone would wait as long as for a request."""
+        super().shutdown()
+        if self.transport.is_closing():
+            asyncio.get_running_loop().call_later(FAREWELL_S, self.transport.abort)
 
 
 class QuietServer(uvicorn.Server):  # type: ignore[misc]
@@ -36,6 +50,24 @@ class QuietServer(uvicorn.Server):  # type: ignore[misc]
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
+
+
+def server_of(app: ASGIApp, port: int, tls: Path | None, host: str = ANYWHERE) -> QuietServer:
+    """Return a server, of HTTPS where there is a folder of keys."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=Brief,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=str(tls / "tls.crt") if tls else None,
+        ssl_keyfile=str(tls / "tls.key") if tls else None,
+    )
+    return QuietServer(config)
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[None, None, None]) -> None:
@@ -109,11 +141,11 @@ class App:
         ]
 
     async def _watch(self) -> None:
-        # kopf takes the signals for itself, and ends without an error when it is told to: so that is our end too.
+        # kopf takes the signals for itself, and its end is without an error then: so that is our end too.
         watched = self._settings.watched
         apart = bool(watched) and self._settings.namespace not in watched
         all_of_them = [self.watches, self._home] if apart else [self.watches]
-        tasks = [asyncio.create_task(one.run(asyncio.Event(), self._stop)) for one in all_of_them]
+        tasks = [asyncio.create_task(one.run(self._stop)) for one in all_of_them]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -133,20 +165,7 @@ class App:
                 log.warning("the lists could not be read: %s", error)
 
     async def _serve(self, app: ASGIApp, port: int, *, tls: bool) -> None:
-        folder = self._settings.tls
-        config = uvicorn.Config(
-            app,
-            host="0.0.0.0",  # noqa: S104 - in a pod
-            port=port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=GRACE_S,
-            ssl_certfile=str(folder / "tls.crt") if tls else None,
-            ssl_keyfile=str(folder / "tls.key") if tls else None,
-        )
-        server = QuietServer(config)
+        server = server_of(app, port, self._settings.tls if tls else None)
         self._servers.append(server)
         await server.serve()
 

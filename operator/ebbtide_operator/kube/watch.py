@@ -45,6 +45,8 @@ class Watches:
         """Return kopf's settings."""
         made = kopf.OperatorSettings()
         made.posting.enabled = False
+        # For kopf's own loop: by then ours has ended, or Kubernetes ends it.
+        made.process.ultimate_exiting_timeout = None
         made.peering.standalone = True
         made.scanning.disabled = True
         made.watching.server_timeout = SERVER_TIMEOUT
@@ -74,17 +76,23 @@ class Watches:
 
         kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)(handle)
 
-    async def run(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
-        """Watch until told to stop. Raises what ends kopf otherwise."""
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch until told to stop, by a signal too: kopf takes those for itself. Raises what ends kopf otherwise.
+
+        kopf's own end is for a loop that is kopf's alone: it takes every younger task for a hung one of its own, waits
+        5 s for it, and cancels it. So we end kopf's tasks, and no others.
+        """
         where: dict[str, Any] = {"namespaces": list(self.namespaces)} if self.namespaces else {"clusterwide": True}
-        await kopf.operator(
-            registry=self.registry(),
-            settings=self.settings(),
-            standalone=True,
-            ready_flag=ready,
-            stop_flag=stop,
-            **where,
-        )
+        told = asyncio.create_task(stop.wait())
+        tasks = await kopf.spawn_tasks(registry=self.registry(), settings=self.settings(), standalone=True, **where)
+        try:
+            done, _ = await asyncio.wait([told, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (told, *tasks):
+                task.cancel()
+            await asyncio.gather(told, *tasks, return_exceptions=True)
+        for task in done:
+            task.result()
 
 
 def slim(raw: Mapping[str, Any]) -> Json:
