@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from .engine_spec import EngineSpec, Model, Parallelism
-from .quantity import Quantity
+from .quantity import Duration, Quantity
 from .resource import API_VERSION, NAME, NAME_LENGTH, Resource
 from .server_status import ServerStatus
 from .sleep_spec import Sleep
@@ -88,6 +88,14 @@ class Devices(Spec):
         return [self.claim, self.env, self.cpu].count(None) == 2
 
 
+class TurnsSpec(Spec):
+    """Servers of one group that take turns: at most one of them is awake."""
+
+    minimum: Annotated[Duration, Between(Duration("0s"), Duration("24h"))] = Field(
+        Duration("10s"), description="How long a server serves at least before another one that is asked gets its turn."
+    )
+
+
 class Colocation(Spec):
     """What the server shares with other servers and trainers."""
 
@@ -104,6 +112,12 @@ class Colocation(Spec):
         " per member. Absent means no limit.",
     )
     devices: Devices | None = Field(None, description="The devices that the group shares.")
+    turns: TurnsSpec | None = Field(
+        None,
+        description="Take turns with the other servers of the group that say so too: one is awake, the others sleep,"
+        " and a request for one of these gets it the next turn. Such a group has no trainer."
+        " Absent means that all of the group's servers are awake.",
+    )
 
 
 class CanarySpec(Spec):

@@ -47,6 +47,7 @@ _HONOURED = frozenset(
         "spec.colocation.hostMemoryLimit",
         "spec.colocation.devices.cpu.memory",
         "spec.colocation.devices.env",
+        "spec.colocation.turns.minimum",
         "spec.weights.handoff",
         "spec.weights.canary.prompt",
         "spec.weights.canary.tokens",

@@ -50,6 +50,7 @@ def group_named(operator: Operator, name: str) -> Group:
 async def request_lease(operator: Operator, name: str, request: LeaseRequest, asked: Asked) -> Lease:
     """Ask for a group's lease: it is granted at once, or queued."""
     group = group_named(operator, name)
+    _refuse_where_turns_are_taken(operator, name)
     _refuse_more_than_there_is(operator, name, request)
     lease = LeaseRecord(
         id=asked.key or uuid.uuid4().hex,
@@ -66,6 +67,14 @@ async def request_lease(operator: Operator, name: str, request: LeaseRequest, as
         await _save(operator, group, leases.promote(record) or record)
         group.renewed.setdefault(lease.id, time.monotonic())
     return view_of(operator, group, lease.id)
+
+
+def _refuse_where_turns_are_taken(operator: Operator, name: str) -> None:
+    takers = [server.name for server in operator.servers_of(name) if operator.views[server.name].turns]
+    if takers:
+        message = f"{' and '.join(takers)} of group {name} take turns on its devices, and lend them to nobody"
+        action = "Take colocation.turns out of them, or borrow from another group."
+        raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action=action, group=name)
 
 
 def _refuse_more_than_there_is(operator: Operator, name: str, request: LeaseRequest) -> None:

@@ -12,7 +12,7 @@ from ebbtide_api.server import Handoff, InferenceServer, Power
 from ebbtide_api.supported import require_supported
 
 from .drive.layout import Layout
-from .plan import Idle, ServerView
+from .plan import Idle, ServerView, Turns
 
 MIB = 1 << 20
 
@@ -63,7 +63,13 @@ def view(server: InferenceServer) -> ServerView:
         device=device_of(server),
         budget_mib=budget_of(server) / MIB,
         idle=_idle(server),
+        turns=_turns(server),
     )
+
+
+def _turns(server: InferenceServer) -> Turns | None:
+    turns = server.spec.colocation.turns
+    return Turns(turns.minimum.seconds, server.spec.sleep.hold_for.seconds) if turns else None
 
 
 def _idle(server: InferenceServer) -> Idle | None:

@@ -5,7 +5,7 @@ from .explanation import Explanation, Obstacle
 from .finding import Finding
 from .plan import plan
 from .record import ENGINE, GroupRecord, LeaseRecord, LendIntent, ReturnIntent, Serve
-from .world import Idle, MemberView, Outcome, ServerView, TrainerView, World
+from .world import Idle, MemberView, Outcome, ServerView, TrainerView, Turns, World
 
 __all__ = [
     "ENGINE",
@@ -31,6 +31,7 @@ __all__ = [
     "Serve",
     "ServerView",
     "TrainerView",
+    "Turns",
     "World",
     "plan",
 ]

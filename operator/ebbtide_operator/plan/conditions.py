@@ -223,6 +223,8 @@ def as_asked(at: Situation) -> Reason:
         return Reason("Manual", "Driven step by step; `:reconcile` hands it back.")
     if at.server.awake == 0:
         return Reason("Asleep", "Asleep, as asked.")
+    if at.rest and at.rest.turn:
+        return _waiting(at, at.rest.turn)
     if at.rest and at.server.idle:
         return _resting(at, at.server.idle)
     return Reason("Serving", f"{at.server.awake} of {at.server.replicas} replicas serve.")
@@ -233,6 +235,12 @@ def _resting(at: Situation, idle: Idle) -> Reason:
     if not all(member.released for member in at.members):
         return Reason("FallingAsleep", f"Nobody asks: it is on its way to sleep, and {then}.")
     return Reason("Idle", f"Asleep, because nobody asked for {idle.after:g} s; {then}.")
+
+
+def _waiting(at: Situation, turn: str) -> Reason:
+    if not all(member.released for member in at.members):
+        return Reason("Yielding", f"On its way to sleep: it is the turn of {turn}, and a request asks for it back.")
+    return Reason("OthersTurn", f"Asleep: {turn} has the device now, and a request asks for it.")
 
 
 def _serving(at: Situation) -> Finding:

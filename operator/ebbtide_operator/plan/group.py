@@ -16,6 +16,7 @@ from .lending import TRANSIENT, error_of, fenced
 from .member import Asleep, Do, Goal, Leave, Loaded, Need, Serving, Step, Wait, next_step
 from .memory import shortages
 from .record import GroupRecord, LeaseRecord
+from .sharing import who_waits
 from .world import Idle, MemberView, Outcome, ServerView, World
 
 HOLD_WEIGHTS = "memory:weights"
@@ -44,7 +45,7 @@ def goal_of(
     if _must_catch_up(member, serving):
         return serving
     if member.ordinal < server.awake:
-        return _resting(serving.sleep, server.idle, rest) if rest and server.idle else serving
+        return _resting(server, serving, rest) if rest else serving
     return serving.sleep
 
 
@@ -55,7 +56,13 @@ def _confirmed(record: GroupRecord, member: MemberView) -> bool:
     return any(error_of(answer) is None for answer in answers_to(member, Verb.SLEEP, scope(record)))
 
 
-def _resting(sleep: Asleep, idle: Idle, rest: Rest) -> Asleep:
+def _resting(server: ServerView, serving: Serving, rest: Rest) -> Goal:
+    if rest.turn and server.turns:
+        return replace(serving.sleep, wakes=True, hold=server.turns.hold)
+    return _idle(serving.sleep, server.idle, rest) if server.idle else serving
+
+
+def _idle(sleep: Asleep, idle: Idle, rest: Rest) -> Asleep:
     # A request that came at the last moment is worth more than the sleep: it is never aborted for it.
     drain = Drain(mode=DrainMode.WAIT, timeout=sleep.drain.timeout, on_deadline=OnDeadline.FAIL)
     level = int(Level.DISCARDED) if rest.deeper else sleep.level
@@ -110,7 +117,7 @@ class Moves:
 
 def moves(world: World, now: float) -> Moves:
     """Return what every member may do now: its step, when memory is there for it and its last failure is past."""
-    rests = {name: rest for name, server in world.servers.items() if (rest := rest_of(world, server, now))}
+    rests = _rests(world, now)
     steps = steps_of(world, rests)
     ready = {name: step for name, step in steps.items() if isinstance(step, Do)}
     blocked = blocked_by_memory(world, ready)
@@ -125,6 +132,11 @@ def moves(world: World, now: float) -> Moves:
         else:
             calls.append(_call(world, member, step))
     return Moves(tuple(calls), steps, blocked, min(retries, default=None), rests)
+
+
+def _rests(world: World, now: float) -> dict[str, Rest]:
+    idle = {name: rest for name, server in world.servers.items() if (rest := rest_of(world, server, now))}
+    return idle | {name: Rest(turn=turn) for name, turn in who_waits(world, now).items()}
 
 
 def _hold(step: Do) -> str | None:

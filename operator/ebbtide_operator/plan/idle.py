@@ -25,9 +25,10 @@ nobody would hear a request for it."""
 
 @dataclass(frozen=True)
 class Rest:
-    """How a server rests."""
+    """How a server rests: `deeper`, without parked weights; or because it is the `turn` of another one."""
 
     deeper: bool = False
+    turn: str = ""
 
 
 def rest_of(world: World, server: ServerView, now: float) -> Rest | None:

@@ -21,6 +21,7 @@ from .member import Done
 from .record import GroupRecord
 from .results import finishes
 from .returning import return_hold, return_holds
+from .sharing import turn_ends_in, turn_holds
 from .stages import expires_in, settle
 from .turn import Turn
 from .why import explain
@@ -42,7 +43,7 @@ def plan(world: World, now: float) -> Plan:
         actions=(*_intent(before, world, turns), *finishes(world), *_processes(world), *moved.calls),
         conditions=MappingProxyType({name: conditions(at) for name, at in situations.items()}),
         progress=MappingProxyType(_progress(world, moved)),
-        holds=lend_holds(world) | return_holds(world) | frozenset(moved.blocked),
+        holds=lend_holds(world) | return_holds(world) | turn_holds(world) | frozenset(moved.blocked),
         why=MappingProxyType({name: explain(at) for name, at in situations.items()}),
         rests=frozenset(moved.rests),
         requeue_after=_requeue(world, moved, now),
@@ -106,7 +107,7 @@ def _requeue(world: World, moved: Moves, now: float) -> float | None:
         waits.append(moved.retry_in)
     if _polls_memory(world, moved):
         waits.append(MEMORY_POLL)
-    waits += [*_deadlines(world, now), *rest_in(world, now)]
+    waits += [*_deadlines(world, now), *rest_in(world, now), *turn_ends_in(world, now)]
     return min(waits, default=None)
 
 

@@ -32,6 +32,14 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """How a server shares its device with others that take turns. Seconds: a turn's least time, a request's hold."""
+
+    minimum: float
+    hold: float = 0.0
+
+
+@dataclass(frozen=True)
 class ServerView:
     """A server as it was asked for. `awake` of its `replicas` shall serve; `budget_mib` 0 means unlimited.
 
@@ -50,6 +58,7 @@ class ServerView:
     budget_mib: float = 0
     apart: bool = False
     idle: Idle | None = None
+    turns: Turns | None = None
 
     @property
     def member_names(self) -> tuple[str, ...]:

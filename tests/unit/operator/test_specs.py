@@ -16,7 +16,7 @@ from ebbtide_api.member import Engine, MemberConfig, Parking
 from ebbtide_operator.drive import birth, proc
 from ebbtide_operator.drive.layout import Layout
 from ebbtide_operator.drive.processes import mark_of
-from ebbtide_operator.plan import Idle
+from ebbtide_operator.plan import Idle, Turns
 from ebbtide_operator.specs import budget_of, check, check_changes, member_config, view
 
 from .given import server_of
@@ -39,6 +39,10 @@ def test_a_servers_view(model: Path) -> None:
     assert view(server_of(model, sleep=idle)).idle == Idle(after=300, deeper=3600, wakes=True, hold=10)
     never = {"idle": {"after": "5m"}, "wakeOnRequest": False}
     assert view(server_of(model, sleep=never)).idle == Idle(after=300, deeper=None, wakes=False, hold=0)
+    assert seen.turns is None
+    turns = {"group": "shared", "turns": {"minimum": "20s"}}
+    assert view(server_of(model, colocation=turns, sleep={"holdFor": "5s"})).turns == Turns(minimum=20, hold=5)
+    assert view(server_of(model, colocation={"turns": {}})).turns == Turns(minimum=10, hold=0)
 
 
 def test_without_a_declared_budget_the_machine_is_the_device(model: Path) -> None:
