@@ -32,6 +32,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--middleware", action="append", default=[])
     made.add_argument("--enable-sleep-mode", action=argparse.BooleanOptionalAction, default=False)
     made.add_argument("--kv-transfer-config")
+    made.add_argument("--kv-offloading-size", type=float)
+    made.add_argument("--api-server-count", type=int)
     made.add_argument("--distributed-executor-backend")
     made.add_argument("--enforce-eager", action="store_true")
     made.add_argument("--api-key", nargs="*")
@@ -88,6 +90,8 @@ def test_the_same_value_again_is_no_contradiction(tmp_path: Path) -> None:
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size to 2"),
         (["--data-parallel-size", "2"], "one engine a replica"),
         (["--kv-transfer-config", "{}"], "the KV connector is Ebbtide's"),
+        (["--kv-offloading-size", "8"], "the KV connector is Ebbtide's"),
+        (["--api-server-count", "2"], "one API process a replica"),
         (["--distributed-executor-backend", "ray"], "--distributed-executor-backend to 'ray'"),
         (["--api-key", "k"], "API keys are not supported yet"),
     ],
