@@ -124,6 +124,18 @@ def test_level_1_parks_and_wakes(rank: Rank, memory: FakeMemory) -> None:
     assert (rank.weights, rank.kv, rank.error) == (Weights.RESIDENT, KV.RESIDENT, "")
 
 
+@pytest.mark.parametrize("again", [["weights"], ["kv_cache"], None])
+def test_what_is_awake_is_not_woken_again(rank: Rank, memory: FakeMemory, again: list[str] | None) -> None:
+    """Neither before it ever slept nor after it woke: the pages of what serves are not touched."""
+    rank.wake(again)
+    assert memory.calls == []
+    rank.sleep(1)
+    rank.wake(None)
+    rank.wake(again)
+    assert [memory.calls.count(call) for call in ("restore_weights", "restore_kv")] == [1, 1]
+    assert (rank.weights, rank.kv, rank.error) == (Weights.RESIDENT, KV.RESIDENT, "")
+
+
 def test_a_second_sleep_copies_nothing(rank: Rank) -> None:
     for copied in (BYTES, 0, 0):
         rank.prepare(1)
