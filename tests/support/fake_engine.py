@@ -132,10 +132,10 @@ class FakeEngine:
                 return
             await asyncio.sleep(_TICK_S)
         self._start()
-        listens_at = time.monotonic() + self.ready_after
+        started = time.monotonic()
         listening = False
         while self.page.get(Field.KILL) != boot and self.process is not None and self.process.poll() is None:
-            if not listening and time.monotonic() >= listens_at:
+            if not listening and time.monotonic() >= started + self.ready_after:
                 await self._server.start()
                 listening = True
             self._measure()

@@ -272,6 +272,21 @@ def test_a_canary_that_changed_keeps_the_gate_shut(running: Pair) -> None:
     caller.do(Verb.RESUME)
 
 
+def test_the_same_weights_from_their_source_must_answer_as_before(running: Pair) -> None:
+    """What level 2 loses and no checkpoint holds shows in the tokens alone."""
+    member, caller = running
+    right = member.engine.fleet.tokens("ebb and flow", 4)
+    to_weights(caller, level=2)
+    caller.do(Verb.RELOAD)
+    caller.do(Verb.WAKE_KV)
+    member.engine.canary = [0, 0, 0, 0]
+    error = caller.fail(Verb.RESUME)
+    assert (error.code, error.details["expected"]) == ("CANARY_FAILED", right)
+    assert not caller.state().admission
+    member.engine.canary = None
+    caller.do(Verb.RESUME)
+
+
 def test_a_canary_that_is_not_what_the_trainer_expects(running: Pair) -> None:
     member, caller = running
     to_committed(member, caller)

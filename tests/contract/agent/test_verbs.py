@@ -11,6 +11,7 @@ from ebbtide_api.verbs import Verb
 from ebbtide_runtime.agent.lifecycle import Event, Noop, Refuse, Start, decide
 from ebbtide_runtime.native import Field
 
+from tests.contract.agent.conftest import Make
 from tests.support.agents import Caller, RefusedError
 from tests.support.fake_engine import until
 from tests.support.rig import WAYS, Member, back, cycle, sleep, to_committed, to_running, to_weights
@@ -219,6 +220,40 @@ def test_a_grant_is_for_one_launch(member: Member) -> None:
     assert member.engine.process is None
     assert member.page.get(Field.GRANT) != boot
     to_running(caller)
+
+
+def test_a_sleep_waits_for_the_start_and_needs_no_request_before_it(make: Make) -> None:
+    member = make()
+    member.engine.ready_after = 3600
+    caller = member.start()
+    caller.do(Verb.GRANT, {"boot": caller.until(Phase.PENDING_DEVICE).boot})
+    early = caller.until(Phase.STARTING)
+    with pytest.raises(RefusedError) as caught:
+        caller.post(Verb.SLEEP)
+    assert (caught.value.status, caught.value.code, caught.value.body.retryable) == (503, "ENGINE_STARTING", True)
+    assert (early.boot, early.admission) == (1, False)
+    member.engine.ready_after = 0
+    caller.until(Phase.RUNNING)
+    result = sleep(caller).result
+    assert result is not None
+    assert result["devices"][0]["freedMiB"] == 250.0
+    assert caller.state().boot == 1
+
+
+def test_an_engine_that_schedules_is_not_told_to_schedule(running: tuple[Member, Caller]) -> None:
+    """The KV that wakes last resumes by itself; a second resume races the first request."""
+    member, caller = running
+    to_weights(caller)
+    assert member.engine.paused
+    before = len(member.engine.calls)
+    back(caller)
+    assert not member.engine.paused
+    assert "resume" not in member.engine.calls[before:]
+    caller.do(Verb.PAUSE)
+    before = len(member.engine.calls)
+    caller.do(Verb.RESUME)
+    assert caller.post(Verb.RESUME).noop
+    assert member.engine.calls[before:].count("resume") == 1
 
 
 def test_paused_by_keep_freezes_and_goes_on(running: tuple[Member, Caller]) -> None:
