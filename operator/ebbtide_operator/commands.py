@@ -78,10 +78,16 @@ def _refuse_where_turns_are_taken(operator: Operator, name: str) -> None:
 
 
 def _refuse_more_than_there_is(operator: Operator, name: str, request: LeaseRequest) -> None:
-    """What no sleep can free is refused before any engine is put to sleep for it."""
+    """What no sleep can free, or nobody can measure, is refused before any engine is put to sleep for it."""
     views = [operator.views[server.name] for server in operator.servers_of(name)]
-    budgets = [view.budget_mib for view in views if view.budget_mib]
-    if request.need_mib is not None and budgets and request.need_mib > min(budgets):
+    if request.need_mib is None:
+        return
+    if unknown := next((view.device for view in views if not view.budget_mib), ""):
+        message = f"needMiB: the size of {unknown} is not known, so nobody can measure that this much of it is free"
+        action = "Ask without needMiB: what the engines release is measured all the same."
+        raise EbbtideError(ErrorCode.NOT_YET_SUPPORTED, message, next_action=action, field="needMiB")
+    budgets = [view.budget_mib for view in views]
+    if budgets and request.need_mib > min(budgets):
         message = f"needMiB: {request.need_mib:g} MiB are more than the device's budget of {min(budgets):g} MiB"
         action = "Ask for less, or raise colocation.devices.cpu.memory."
         raise EbbtideError(ErrorCode.INVALID_REQUEST, message, next_action=action, field="needMiB")

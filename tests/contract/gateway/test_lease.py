@@ -183,6 +183,17 @@ async def test_a_malformed_request_names_its_field(house: House, body: dict[str,
     assert answer.json()["details"]["field"] == field
 
 
+async def test_a_need_that_nobody_can_measure_is_refused_before_anything_sleeps(closed: House) -> None:
+    """The size of a GPU is not known: its members compared a need with 0 MiB, slept, and could only fail."""
+    gpus = {"group": "actor", "devices": {"env": "CUDA_VISIBLE_DEVICES"}}
+    await closed.open([closed.server(colocation=gpus)])
+    answer = await closed.client.post(f"{GROUP}/lease", json={"holder": "a", "needMiB": 1})
+    assert code(answer, 422) == "NOT_YET_SUPPORTED"
+    assert answer.json()["details"]["field"] == "needMiB"
+    assert "gpu:CUDA_VISIBLE_DEVICES" in answer.json()["message"]
+    assert (await closed.acquire())["stage"] == "Granted"
+
+
 async def test_unknown_names_are_not_found(house: House) -> None:
     other = await house.client.post("/v1/groups/other/lease", json={"holder": "a"})
     assert code(other, 404) == "NOT_FOUND"
