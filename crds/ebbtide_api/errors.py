@@ -57,6 +57,7 @@ class ErrorCode(StrEnum):
     RELEASE_INCOMPLETE = "RELEASE_INCOMPLETE"
     CANARY_FAILED = "CANARY_FAILED"
     INTERNAL = "INTERNAL"
+    NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ RULES: dict[ErrorCode, Rule] = {
     ErrorCode.RELEASE_INCOMPLETE: Rule(500, True, "The device was not handed over; details has the bytes still held."),
     ErrorCode.CANARY_FAILED: Rule(500, False, "Check the published weights; details has both answers."),
     ErrorCode.INTERNAL: Rule(500, True, "A fault of Ebbtide: report it with `ebbtide logs`."),
+    ErrorCode.NOT_IMPLEMENTED: Rule(501, False, "Use the way that nextAction names instead."),
 }
 
 # What happened, in a sentence (docs/errors.md).
@@ -139,6 +141,7 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.RELEASE_INCOMPLETE: "The engine said that it sleeps, but its memory was not measured free.",
     ErrorCode.CANARY_FAILED: "The canary's tokens were not the expected ones; the gate stays shut.",
     ErrorCode.INTERNAL: "Something failed that should not have.",
+    ErrorCode.NOT_IMPLEMENTED: "A path of another engine that `ebbtide proxy` knows and cannot do truthfully.",
 }
 
 
