@@ -56,11 +56,30 @@ class Holder:
                 self.forget()
             return (self._lease or self._take(self.terms.request())).epoch
 
+    def current(self) -> Lease | None:
+        """Return the lease as the gateway has it now, without taking one; None when there is none any more.
+
+        Raises STALE_EPOCH once when it was lost.
+        """
+        with self._lock:
+            if lost := self._lost:
+                self.forget()
+                raise lost
+            now = self._read(self._lease) if self._lease else None
+            if self._lease is not None and (now is None or now.stage in ENDED):
+                self.forget()
+                return None
+            return now
+
     def _is_over(self, lease: Lease) -> bool:
+        now = self._read(lease)
+        return now is None or now.stage in _OVER
+
+    def _read(self, lease: Lease) -> Lease | None:
         answer = self.run(self.gateway.answer(Call("GET", lease_path(lease))))
         if answer.status in {404, 410, 412}:
-            return True
-        return self.gateway.parse(answer, Lease.model_validate, "the lease").stage in _OVER
+            return None
+        return self.gateway.parse(answer, Lease.model_validate, "the lease")
 
     def _take(self, request: LeaseRequest) -> Lease:
         key, began = new_key(), time.monotonic()

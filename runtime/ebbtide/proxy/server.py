@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
@@ -20,12 +21,18 @@ from ebbtide_api.verbs import EPOCH, IDEMPOTENCY_KEY
 from ..client.connection import Connection
 from ..client.gateway import new_key
 from ..client.runners import options
+from .asked import Asked, invalid
+from .desk import Desk
+from .engines import Engines, is_for_engines
 from .holder import Holder
-from .shims import SHIMS
+from .mover import Mover
+from .shims import shim_of, takes_body
+from .updates import Updates
 
 HOST = "127.0.0.1"
 BLOCK = 1 << 20
-_HOP = frozenset(
+LARGEST_BODY = 1 << 20
+HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect"}
 )
 _GROUP = re.compile(r"^(?:/namespaces/[^/]+)?/v1/groups/(?P<name>[^/:]+)(?P<rest>[:/].*)$")
@@ -55,7 +62,7 @@ class Forwarder:
 
     def headers(self, method: str, path: str, given: dict[str, str]) -> dict[str, str]:
         """Return the headers to send. Who brings an epoch holds a lease of their own. Raises EbbtideError."""
-        kept = {name: value for name, value in given.items() if name not in _HOP and name != "authorization"}
+        kept = {name: value for name, value in given.items() if name not in HOP and name != "authorization"}
         if EPOCH.lower() in kept or not self.moves_us(method, path):
             return kept
         kept[EPOCH.lower()] = str(self.holder.epoch())
@@ -78,6 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16
     forwarder: ClassVar[Forwarder]
+    desk: ClassVar[Desk]
     _started = False
 
     def _serve(self) -> None:
@@ -85,9 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         try:
             self._require_own()
-            if shim := SHIMS.get((self.command, url.path)):
-                self._skip()
-                self._json(200, shim(self.forwarder.holder, parse_qs(url.query)))
+            if shim := shim_of(self.command, url.path):
+                answer = shim(self.desk, Asked(url.path, parse_qs(url.query), self._object(url.path)))
+                self._json(answer.status, answer.body)
             else:
                 self._forward(url.path)
         except EbbtideError as error:
@@ -107,9 +115,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, path: str) -> None:
         given = {name.lower(): value for name, value in self.headers.items()}
-        headers = self.forwarder.headers(self.command, path, given)
-        has_body = "content-length" in given or "transfer-encoding" in given
-        answer = self.forwarder.send(self.command, self.path, headers, self._body() if has_body else None)
+        body = self._body() if "content-length" in given or "transfer-encoding" in given else None
+        if is_for_engines(path):
+            kept = {name: value for name, value in given.items() if name not in HOP}
+            answer = self.desk.engines.send(self.command, self.path, kept, body)
+        else:
+            headers = self.forwarder.headers(self.command, path, given)
+            answer = self.forwarder.send(self.command, self.path, headers, body)
         try:
             self._pass(answer)
         finally:
@@ -133,9 +145,20 @@ class _Handler(BaseHTTPRequestHandler):
         while self.rfile.readline().strip():
             pass
 
-    def _skip(self) -> None:
-        for _ in self._body():
-            pass
+    def _object(self, path: str) -> Mapping[str, Any]:
+        """Return a shim's body, which is a JSON object or nothing. Raises INVALID_REQUEST."""
+        keeps, data = takes_body(path), b""
+        for part in self._body():
+            data += part if keeps else b""
+            if len(data) > LARGEST_BODY:
+                raise invalid("body", f"more than {LARGEST_BODY} bytes")
+        try:
+            body = json.loads(data or b"null") or {}
+        except ValueError as problem:
+            raise invalid("body", f"it is not JSON ({problem})") from None
+        if not isinstance(body, dict):
+            raise invalid("body", "it is no JSON object")
+        return body
 
     # What goes out
 
@@ -143,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._started = True
         self.send_response_only(answer.status_code)
         for name, value in answer.headers.multi_items():
-            if name.lower() not in _HOP:
+            if name.lower() not in HOP:
                 self.send_header(name, value)
         bare = self.command == "HEAD" or answer.status_code in _NO_BODY
         chunked = not bare and "content-length" not in answer.headers
@@ -160,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, status: int, body: Any) -> None:
         data = json.dumps(body).encode()
         self.send_response_only(status)
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.send_header("Retry-After", "1")
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         if self.close_connection:
@@ -189,8 +214,9 @@ class Proxy:
 
     def __init__(self, connection: Connection, holder: Holder, port: int) -> None:
         self.holder = holder
-        self._forwarder = Forwarder(connection, holder)
-        handler = type("Handler", (_Handler,), {"forwarder": self._forwarder})
+        self._forwarder, mover = Forwarder(connection, holder), Mover(holder)
+        self._desk = Desk(mover, Updates(mover), Engines(connection, holder))
+        handler = type("Handler", (_Handler,), {"forwarder": self._forwarder, "desk": self._desk})
         self._server = _Server((HOST, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="proxy", daemon=True)
         self._thread.start()
@@ -206,4 +232,5 @@ class Proxy:
         self._server.server_close()
         self._thread.join()
         self.holder.close()
+        self._desk.engines.close()
         self._forwarder.client.close()

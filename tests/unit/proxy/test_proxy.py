@@ -215,7 +215,7 @@ def test_sleep_and_wake_up_as_vllm_has_them(client: httpx2.Client, gateway: Fake
         ("/sleep?level=3", 422, "LEVEL_UNSUPPORTED"),
         ("/sleep?mode=soon", 400, "INVALID_MODE"),
         ("/wake_up?tags=lora", 400, "INVALID_TAG"),
-        ("/wake_up?tags=weights", 422, "NOT_YET_SUPPORTED"),
+        ("/sleep?tags=weights", 501, "NOT_IMPLEMENTED"),
     ],
 )
 def test_what_vllm_would_misread_is_refused(
