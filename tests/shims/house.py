@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +30,7 @@ from ebbtide_runtime.native import Field, Page
 from tests.shims.launcher import LIES
 from tests.support.polling import eventually
 from tests.support.streaming import StreamHouse, weights
-from tests.unit.operator.given import free_port
+from tests.unit.operator.given import until
 
 MIB = 1 << 20
 MEMBERS = ("chat-0", "chat-1")
@@ -41,9 +44,11 @@ class ShimHouse(StreamHouse):
 
     operator_module = "tests.shims.agents"
 
-    def __init__(self, folder: Path, handoff: str = "SharedMemory") -> None:
-        engine = {"port": free_port()}
+    def __init__(self, folder: Path, handoff: str = "SharedMemory", model: Path | None = None) -> None:
+        engine = {"port": two_ports()}
         super().__init__(folder, weights(1), engine=engine, weights={"handoff": handoff})
+        if model is not None:
+            shutil.copy(model / "model.safetensors", folder / "model" / "model.safetensors")
         self.proxies: list[subprocess.Popen[str]] = []
         self.url = ""
         self._pages: dict[str, Page] = {}
@@ -51,7 +56,7 @@ class ShimHouse(StreamHouse):
     def open(self, *options: str) -> None:
         """Start everything, and wait until it serves."""
         self.start()
-        self.both()
+        until(lambda: self.phases() == ["Running"] * 2, 90)
         self.url = self.proxy(*options)
 
     def proxy(self, *options: str) -> str:
@@ -142,6 +147,19 @@ class ShimHouse(StreamHouse):
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "COLUMNS": "200"}
+
+
+def two_ports() -> int:
+    """Return a free port whose next one is free too: a server's members take one each."""
+    for port in random.sample(range(21000, 29000), 100):
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two ports beside each other are free")
 
 
 def checkpoint(folder: Path, seed: int, **changed: Any) -> Path:
