@@ -107,6 +107,34 @@ def test_only_one_member_fails_to_load_and_no_other_keeps_it(
     assert house.engine_versions() == before
 
 
+def test_an_engine_that_dies_of_its_sleep_is_told_of_and_comes_back_whole(
+    house: ShimHouse, client: httpx2.Client
+) -> None:
+    house.lie("chat-1", sleep="DIES_AFTER")
+    answer = client.post("/sleep")
+    if answer.status_code == 200:
+        assert answer.json()["ebbtide"]["members"]["chat-1"]["usedMiB"]["cpu0"] <= ASLEEP
+        body = error(client.post("/wake_up?tags=weights"), 409, "ILLEGAL_TRANSITION")
+        assert "Wake everything" in body["nextAction"]
+        assert not any(house.admits(member) for member in MEMBERS)
+    else:
+        assert "chat-1" in answer.json()["message"], "whether it died in the sleep or after it is a matter of luck"
+    eventually(lambda: client.post("/wake_up").status_code == 200, 60)
+    serves(house)
+
+
+def test_a_paused_update_that_one_engine_could_not_take_is_an_error_and_the_old_weights_serve(
+    house: ShimHouse, client: httpx2.Client, tmp_path: Path
+) -> None:
+    before = house.engine_versions()
+    house.lie("chat-1", reload="ERROR")
+    answer = client.post("/areal_update_weights", json={"model_path": str(checkpoint(tmp_path / "w", 9))})
+    assert answer.status_code >= 500, answer.text
+    assert answer.json()["details"]["member"] == "chat-1", answer.text
+    serves(house)
+    assert house.engine_versions() == before
+
+
 # Again, and all at once
 
 

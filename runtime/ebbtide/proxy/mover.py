@@ -10,6 +10,7 @@ of a trainer, makes one transition. Every call looks again before it answers: wh
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,9 +35,11 @@ from ebbtide_api.verbs import (
 
 from ..client.gateway import group_path
 from .holder import Holder
-from .sight import HOLDS_NOTHING, WEIGHTS_AWAKE, Sight, look
+from .sight import HOLDS_NOTHING, NO_ENGINE, WEIGHTS_AWAKE, Sight, look
 
 _AWAY = frozenset({LeaseStage.LENDING, LeaseStage.LENT, LeaseStage.RETURNING, LeaseStage.OWNER_LOST})
+_AGAIN = 0.1
+"""Seconds between two looks at a group that is brought back."""
 STOPPED = frozenset({Phase.PAUSED, Phase.COMMITTED, Phase.VERIFYING})
 """Rest places of a member whose gate is shut and which has all its memory."""
 
@@ -98,6 +101,9 @@ class Mover:
                 return self._serving_already(seen)
             if lease.stage is not LeaseStage.LENT or seen.all_in(WEIGHTS_AWAKE):
                 return Done(seen, noop=True)
+            if seen.any_in(NO_ENGINE):
+                action = "Wake everything, without tags: that starts it. Then update while it serves."
+                raise seen.odd(ErrorCode.ILLEGAL_TRANSITION, "an engine has ended while its memory was lent", action)
             self.step(Verb.WAKE_WEIGHTS, Nothing(), lease.epoch)
             return Done(self._require(WEIGHTS_AWAKE, "the weights are not awake"))
 
@@ -116,7 +122,7 @@ class Mover:
                 raise seen.odd(ErrorCode.ILLEGAL_TRANSITION, "the weights sleep", "Wake the tag weights first.")
             operation = self._group("reclaim", self._reclaim(lease, seen), lease.epoch)
             self.holder.forget()
-            return Done(self._serving("the memory was given back"), operation.noop, operation.result or {})
+            return Done(self._serving_soon("the memory was given back"), operation.noop, operation.result or {})
 
     def _reclaim(self, lease: Lease, seen: Sight) -> ReclaimRequest:
         version = seen.loaded
@@ -169,11 +175,12 @@ class Mover:
             if lease.stage in _AWAY:
                 return Done(seen, noop=True, note="The engines are lent: they serve when kv_cache is given back.")
             try:
-                self._open(lease.epoch)
+                if any(seen.all_in({phase}) for phase in (*STOPPED, Phase.WEIGHTS_RESIDENT)):
+                    self._open(lease.epoch)
             finally:
-                # Also when a member could not: without the lease the operator brings all of them back by itself.
+                # Members that are not all at one place, and those that could not, are brought back by the operator.
                 self.holder.give_back()
-            return Done(self._serving("requests were resumed"))
+            return Done(self._serving_soon("requests were resumed"))
 
     def _open(self, epoch: int) -> None:
         self._clean = False
@@ -232,10 +239,12 @@ class Mover:
             raise seen.odd(ErrorCode.ENGINE_FAULTED, problem, "Read the state and call again; `ebbtide why` says more.")
         return seen
 
-    def _serving(self, what: str) -> Sight:
-        seen = self.look()
-        if not seen.serves:
-            raise seen.odd(ErrorCode.ENGINE_FAULTED, f"{what}, and not every server takes requests")
+    def _serving_soon(self, what: str) -> Sight:
+        due = time.monotonic() + self.holder.terms.timeout
+        while not (seen := self.look()).serves:
+            if time.monotonic() > due:
+                raise seen.odd(ErrorCode.ENGINE_FAULTED, f"{what}, and not every server takes requests")
+            time.sleep(_AGAIN)
         return seen
 
     def _serving_already(self, seen: Sight) -> Done:
