@@ -40,6 +40,8 @@ class SlowEngine(FakeEngine):
         await super()._do(verb, body, only_first=only_first)
 
     async def _handle(self, request: Request) -> Answer:
+        if request.path == "/v1/models":
+            return Answer(200, {"data": [{"id": self.config.served_name}]})
         if request.path != "/inference/v1/generate":
             return await super()._handle(request)
         gate = self._gate

@@ -80,7 +80,9 @@ def info(desk: Desk, _asked: Asked) -> Answer:
     seen = desk.mover.look()
     model = seen.servers[0].model if seen.servers else ""
     known = {"model_path": model, "served_model_name": model, "weight_version": version_of(desk, seen)}
-    return Answer({**known, "is_generation": True, "ebbtide": seen.wire()})
+    # What TRL's client reads of vLLM's own: without such an engine it says so, and does not wait for NCCL.
+    vllm = {"weight_transfer_config": None}
+    return Answer({**known, "is_generation": True, "vllm_config": vllm, "ebbtide": seen.wire()})
 
 
 def _answer(done: Done, message: str, **more: Any) -> Answer:
