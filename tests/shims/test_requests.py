@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.shims.house import MEMBERS, ShimHouse, checkpoint
+from tests.shims.house import MEMBERS, ShimHouse, checkpoint, together
 from tests.shims.sequences import asleep, serves, stopped
 from tests.shims.test_truth import error, ok
 from tests.support.polling import eventually
@@ -22,8 +23,6 @@ class Stream:
     """A long completion through the proxy, read by a thread."""
 
     def __init__(self, url: str, tokens: int) -> None:
-        import threading
-
         self.lines: list[str] = []
         self._thread = threading.Thread(target=self._read, args=(url, tokens))
         self._thread.start()
@@ -35,7 +34,6 @@ class Stream:
             httpx2.Client(trust_env=False, timeout=60) as client,
             client.stream("POST", f"{url}/v1/completions", json=body) as answer,
         ):
-            self.lines.extend(())
             for line in answer.iter_lines():
                 self.lines.append(line)
 
@@ -49,6 +47,20 @@ def test_requests_go_to_every_member_that_serves(house: ShimHouse, client: httpx
     answers = [generate(client) for _ in range(4)]
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.text.split()[0] for answer in answers} == set(MEMBERS)
+
+
+def test_as_many_requests_as_a_trainer_likes_are_inside_at_once(house: ShimHouse) -> None:
+    limits = httpx2.Limits(max_connections=None)
+    client = httpx2.Client(base_url=house.url, trust_env=False, timeout=60, limits=limits)
+    answers: list[httpx2.Response] = []
+    thread = threading.Thread(target=lambda: answers.extend(together(130, lambda: generate(client, 20_000))))
+    thread.start()
+    eventually(lambda: sum(house.page(member).inflight() for member in MEMBERS) == 130, 30)
+    ok(client.post("/abort_request", json={"abort_all": True}))
+    thread.join(60)
+    client.close()
+    assert [answer.status_code for answer in answers] == [200] * 130
+    assert {answer.text.splitlines()[-1] for answer in answers} == {"end abort"}
 
 
 def test_a_generation_is_health_and_a_sleep_is_not_sickness(house: ShimHouse, client: httpx2.Client) -> None:

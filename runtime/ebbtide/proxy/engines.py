@@ -38,8 +38,10 @@ class Engines:
     def __init__(self, connection: Connection, holder: Holder) -> None:
         self._holder = holder
         how = options(connection)
+        # A trainer samples with as many requests at once as it likes: the engines queue them, and not we.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
         timeout = httpx2.Timeout(None, connect=5)
-        self._client = httpx2.Client(verify=how["verify"], trust_env=how["trust_env"], timeout=timeout)
+        self._client = httpx2.Client(verify=how["verify"], trust_env=how["trust_env"], timeout=timeout, limits=limits)
         self._turns = itertools.count()
         self._lock = threading.Lock()
         self._known: tuple[float, list[ServerState]] = (0.0, [])

@@ -204,6 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 1024
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up is no news."""
