@@ -15,7 +15,7 @@ from tests.support.asgi import Answer, call, http
 from tests.support.polling import eventually
 from tests.support.streaming import StreamHouse, weights
 
-SLEEP = {"idle": {"after": "1s", "deeperAfter": "3s"}, "holdFor": "30s", "settle": "10ms"}
+SLEEP = {"idle": {"after": "1s", "deeperAfter": "8s"}, "holdFor": "30s", "settle": "10ms"}
 MEMBERS = ("chat-0", "chat-1")
 
 
