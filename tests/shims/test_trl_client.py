@@ -1,8 +1,7 @@
-"""TRL's own client of a vLLM server, where TRL is installed: what it is told of a group."""
+"""TRL's own client of a vLLM server: what it is told of a group."""
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from typing import Any
 
@@ -11,11 +10,8 @@ import pytest
 from tests.shims.house import ShimHouse
 from tests.shims.sequences import asleep, serves
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed: pip install trl"),
-    # TRL and what it brings warn of themselves.
-    pytest.mark.filterwarnings("ignore"),
-]
+# TRL and what it brings warn of themselves.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture

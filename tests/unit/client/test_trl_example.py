@@ -1,12 +1,8 @@
-"""The example with TRL: its real GRPOTrainer, a pretended gateway, and samples from the policy itself.
-
-Where TRL is not installed nothing of it can be tested: it is no dependency of ours.
-"""
+"""The example with TRL: its real GRPOTrainer, a pretended gateway, and samples from the policy itself."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,11 +19,8 @@ from ebbtide_api.errors import ErrorBody
 from tests.support.fake_gateway import FakeGateway
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed: pip install trl"),
-    # TRL and what it brings warn of themselves.
-    pytest.mark.filterwarnings("ignore"),
-]
+# TRL and what it brings warn of themselves.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
