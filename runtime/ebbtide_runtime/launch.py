@@ -155,12 +155,12 @@ class Launcher:
 
     def _measure(self) -> None:
         # Read before measuring: a request made meanwhile needs a later measurement.
-        request = self._board.requested()
+        request, began = self._board.requested(), time.monotonic_ns()
         family = self._family()
         pids = [each.pid for each in family]
         member = self._member
         host = measure.folder(member.park_dir, member.weights_dir, member.received_dir)
-        self._board.publish(request, self._reader.used(pids) if pids else 0, host, len(pids))
+        self._board.publish(request, began, self._reader.used(pids) if pids else 0, host, len(pids))
         self._answered = request
         if time.monotonic() >= self._next_look:
             # Ahead of time: processes that were killed show nothing any more.

@@ -69,6 +69,8 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self.phase = Phase.UNKNOWN
         self.since = ""
+        self.entered_ns = time.monotonic_ns()
+        """When the phase was entered, on CLOCK_MONOTONIC. Memory does not move in a phase in which verbs begin."""
         self.last_error: ErrorBody | None = None
         self.observed: EngineState | None = None
         self.ranks: Meet = NOTHING_KNOWN
@@ -114,7 +116,7 @@ class Member:
         self.page.set(Field.RETRY_AFTER_S, max(1, round(self.settings.retry_after_s)))
         self.page.set(Field.PHASE, PHASE_NUMBER[phase])
         self.phase = phase
-        self.since = _now()
+        self.since, self.entered_ns = _now(), time.monotonic_ns()
         self._arm(phase, seconds)
         if phase in ADMITTING:
             # A member that just began to serve is not idle yet, however long ago its last request was.

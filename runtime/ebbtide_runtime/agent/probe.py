@@ -69,12 +69,13 @@ class Probe:
         """Return the last published measurement, however old."""
         return self._page.measurement()
 
-    def recent(self, seconds: float) -> Measurement | None:
-        """Return the last measurement of an engine, unless it is older than `seconds`."""
+    def recent(self, seconds: float, since_ns: int) -> Measurement | None:
+        """Return the last measurement of an engine, unless it began before `since_ns` or is older than `seconds`."""
         measured = self._page.measurement()
-        if measured is None or not measured.processes or time.monotonic_ns() - measured.time_ns > seconds * 1e9:
+        if measured is None or not measured.processes:
             return None
-        return measured
+        oldest = max(since_ns, time.monotonic_ns() - round(seconds * 1e9))
+        return measured if measured.time_ns >= oldest else None
 
     async def fresh(self) -> Measurement | None:
         """Ask for a measurement and wait for it; None when the launcher does not answer in time."""

@@ -105,9 +105,9 @@ class Board:
         """Return the number of the last measurement that was asked for."""
         return self.page.get(Field.MEASURE_REQUEST)
 
-    def publish(self, answered: int, used: int, host: int, processes: int) -> None:
-        """Publish a measurement that began after request `answered` was seen."""
-        self.page.publish(Measurement(answered, time.monotonic_ns(), used, host, processes))
+    def publish(self, answered: int, began_ns: int, used: int, host: int, processes: int) -> None:
+        """Publish a measurement that began at `began_ns` (CLOCK_MONOTONIC), after request `answered` was seen."""
+        self.page.publish(Measurement(answered, began_ns, used, host, processes))
 
     def exited(self, status: int) -> None:
         """Note how the engine's launch ended."""

@@ -43,7 +43,8 @@ class Field(IntEnum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the launcher measured: it answers every MEASURE_REQUEST up to `answered`. `time_ns` is CLOCK_MONOTONIC."""
+    """What the launcher measured: it answers every MEASURE_REQUEST up to `answered`. `time_ns`, when
+    it began, is CLOCK_MONOTONIC."""
 
     answered: int
     time_ns: int

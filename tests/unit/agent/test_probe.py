@@ -147,13 +147,15 @@ def test_an_engine_that_was_never_there_does_not_live() -> None:
 
 def test_a_recent_measurement_is_taken_as_it_is_and_an_old_one_is_not(page: Page) -> None:
     probe = Probe(page, answer_s=0.0, poll_s=0.0)
-    assert probe.recent(60) is None, "nothing was measured yet"
+    assert probe.recent(60, 0) is None, "nothing was measured yet"
     taken = Measurement(0, time.monotonic_ns() - 5 * 10**9, 7, 0, 1)
     page.publish(taken)
-    assert probe.recent(60) == taken
-    assert probe.recent(4.9) is None
+    assert probe.recent(60, 0) == taken
+    assert probe.recent(4.9, 0) is None
+    assert probe.recent(60, taken.time_ns) == taken
+    assert probe.recent(60, taken.time_ns + 1) is None, "it began before what it shall speak of"
     page.publish(Measurement(0, time.monotonic_ns(), 0, 0, 0))
-    assert probe.recent(60) is None, "no engine was there to be measured"
+    assert probe.recent(60, 0) is None, "no engine was there to be measured"
 
 
 def test_the_settle_time_counts_from_the_first_measurements_beginning(page: Page, launcher: Launcher) -> None:

@@ -40,7 +40,8 @@ async def fresh_measurement(member: Member) -> Measurement:
 
 async def recent_measurement(member: Member) -> Measurement:
     """Return the last measurement while it is recent, else measure now. Raises UNREACHABLE."""
-    return member.probe.recent(member.settings.recent_s) or await fresh_measurement(member)
+    # One that began before the member came into its phase may have seen half of a wake.
+    return member.probe.recent(member.settings.recent_s, member.entered_ns) or await fresh_measurement(member)
 
 
 def available(folder: Path, writer: int) -> int:
