@@ -11,7 +11,7 @@ import pytest
 
 from . import trainer
 from .images import Image, Images
-from .kube import apply, helm, kubectl, namespace
+from .kube import apply, exists, helm, kubectl, namespace
 from .process import ROOT, timed
 from .serving import HOME, Serving, server
 
@@ -33,6 +33,14 @@ def images() -> Images:
     if not all(names) or "KUBECONFIG" not in os.environ:
         pytest.fail("run scripts/e2e, or set KUBECONFIG and EBBTIDE_E2E_BASE, EBBTIDE_E2E_IMAGE, EBBTIDE_E2E_ENGINE")
     return Images(*map(Image, names))
+
+
+@pytest.fixture(autouse=True)
+def no_trainer_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End what a case let borrow, also one that failed in the middle: the next one finds a server that serves."""
+    yield
+    if "serving" in request.fixturenames and exists("namespace", HOME):
+        kubectl("delete", "jobs", "--all", "-n", HOME, "--cascade=foreground", "--timeout=60s")
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,6 @@ def test_a_change_waits_while_lent_then_rolls_one_replica_at_a_time(serving: Ser
     fewest = roll(serving, old)
     assert fewest == 1, "one replica served all the time"
     assert serving.tokens() == tokens
-    kubectl("delete", "job", "borrow", "-n", HOME)
 
 
 def roll(serving: Serving, old: dict[str, str]) -> int:

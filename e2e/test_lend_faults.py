@@ -1,6 +1,5 @@
 """What a lend survives on a cluster: the end of the operator's pod, of an engine's, and of the trainer's."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,11 +16,10 @@ LONG = 1000
 
 
 @pytest.fixture
-def borrow(images: Images) -> Iterator[Trainer]:
-    """A trainer that borrows once. Its Job is gone after the case."""
+def borrow(images: Images) -> Trainer:
+    """A trainer that borrows once."""
     apply(trainer.job("borrow", HOME, images.ebbtide.name, GROUP, ttl=10))
-    yield Trainer("borrow", HOME)
-    kubectl("delete", "job", "borrow", "-n", HOME, "--ignore-not-found", "--cascade=foreground", "--timeout=60s")
+    return Trainer("borrow", HOME)
 
 
 def phases(serving: Serving) -> dict[str, str]:
@@ -49,7 +47,6 @@ def test_a_lend_goes_on_when_the_operators_pod_dies_in_it(serving: Serving, imag
     back = job.give_back(0)
     assert back["result"]["epoch"] == lent["result"]["epoch"] + 1
     serving.wait("Serving", 2)
-    kubectl("delete", "job", "orphan", "-n", HOME)
 
 
 def inflight(serving: Serving) -> list[int]:

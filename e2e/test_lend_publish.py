@@ -27,4 +27,3 @@ def test_what_a_trainer_publishes_is_served_by_every_replica(serving: Serving, i
         assert (answers[0] == before) is as_before
         say(f"version {turn + 1}: published and served by both in {back['ms']} ms")
     assert kubectl("get", "isv", NAME, "-n", HOME, "-o", "jsonpath={.status.weightVersion}") == "2"
-    kubectl("delete", "job", "publisher-0", "publisher-1", "-n", HOME)

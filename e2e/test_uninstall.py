@@ -16,7 +16,6 @@ def left() -> set[str]:
 
 
 def test_an_uninstall_with_live_servers_leaves_nothing_of_them(serving: Serving) -> None:
-    kubectl("delete", "jobs", "--all", "-n", HOME, "--cascade=foreground", "--timeout=60s")
     assert serving.pods()
     helm("uninstall", "ebbtide", "-n", HOME, "--wait", "--timeout", "180s")
     assert serving.pods() == []
