@@ -47,15 +47,21 @@ def budget_of(server: InferenceServer) -> int:
     return 0 if devices and devices.env else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def awake_of(server: InferenceServer) -> int:
+    """Return how many of the replicas shall be awake, by the spec."""
+    spec = server.spec
+    awake = spec.replicas if spec.awake_replicas is None else min(spec.awake_replicas, spec.replicas)
+    return awake if spec.power is Power.AWAKE else 0
+
+
 def view(server: InferenceServer) -> ServerView:
     """Return a server as plans see it."""
     spec = server.spec
-    awake = spec.replicas if spec.awake_replicas is None else min(spec.awake_replicas, spec.replicas)
     return ServerView(
         name=server.name,
         model=spec.model.source,
         replicas=spec.replicas,
-        awake=awake if spec.power is Power.AWAKE else 0,
+        awake=awake_of(server),
         level=spec.sleep.level.number,
         drain=spec.sleep.drain.request,
         settle=spec.sleep.settle.seconds,

@@ -16,6 +16,7 @@ from ebbtide_operator.drive.agents import AgentClient, Unreachable
 from ebbtide_operator.drive.base import Changed
 from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
 from ebbtide_operator.queue import WorkQueue
+from ebbtide_operator.specs import awake_of
 
 from .apply import Applier
 from .children import Problem, first_problem, pods_refused
@@ -271,7 +272,7 @@ class KubeDriver:
         ready = {name for name, pod in pods.items() if pod.ready}
         # Who leaves still serves, and the kubelet still says so: nobody is to count on it.
         staying = [view for view in views if not self._leaves(pods[view.name])]
-        name = next_to_replace(staying, server.spec.replicas, ready)
+        name = next_to_replace(staying, server.spec.replicas, awake_of(server), ready)
         if name is None:
             return
         pod = pods[name]

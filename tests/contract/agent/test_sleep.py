@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from ebbtide_api.state import KV, Phase, Weights
-from ebbtide_api.verbs import Operation, OperationStatus, Verb
-from ebbtide_runtime.native import Field, Measurement
+from ebbtide_api.verbs import OperationStatus, Verb
+from ebbtide_runtime.native import Field
 
 from tests.contract.agent.conftest import Make
 from tests.support.agents import MIB, Caller, RefusedError, faster
@@ -16,11 +16,6 @@ from tests.support.fake_engine import Lie, until
 from tests.support.rig import SLEEP, Member, Stream, back, sleep, to_running, to_weights
 
 Pair = tuple[Member, Caller]
-
-
-def freed_mib(operation: Operation) -> Any:
-    assert operation.result is not None
-    return operation.result["devices"][0]["freedMiB"]
 
 
 def drained(mode: str, timeout: float = 5.0, on_deadline: str = "Abort") -> dict[str, Any]:
@@ -240,16 +235,6 @@ def test_what_was_learned_at_the_first_sleep_is_the_target_of_the_next(running: 
     member.engine.leak = 20 * MIB
     sleep(caller)
     assert caller.state().residual_mib == 100.0
-
-
-def test_what_was_measured_in_the_middle_of_a_wake_is_not_what_was_held_before_the_sleep(running: Pair) -> None:
-    member, caller = running
-    freed = freed_mib(sleep(caller))
-    caller.do(Verb.WAKE_WEIGHTS)
-    half = Measurement(member.page.get(Field.MEASURE_REQUEST), time.monotonic_ns(), 300 * MIB, 0, 1)
-    back(caller)
-    member.page.publish(half)
-    assert freed_mib(sleep(caller)) == freed
 
 
 def test_a_launcher_that_does_not_measure_is_known_before_anything_is_touched(make: Make) -> None:

@@ -14,10 +14,22 @@ def member(ordinal: int, phase: Phase | None = Phase.RUNNING, *, outdated: bool 
     return replace(view(f"tiny-{ordinal}", phase), outdated=outdated, **changes)
 
 
-def next_to_replace(members: list[MemberView], replicas: int, ready: set[str] | None = None) -> str | None:
-    """Ask with every serving member known to the kubelet, unless told otherwise."""
+def next_to_replace(
+    members: list[MemberView], replicas: int, ready: set[str] | None = None, awake: int | None = None
+) -> str | None:
+    """Ask with all awake, and every serving member known to the kubelet, unless told otherwise."""
     serving = {each.name for each in members if each.serving}
-    return rollout.next_to_replace(members, replicas, serving if ready is None else ready)
+    return rollout.next_to_replace(
+        members, replicas, replicas if awake is None else awake, serving if ready is None else ready
+    )
+
+
+def test_who_has_come_and_waits_for_its_device_is_on_its_way() -> None:
+    """It holds no memory, as a sleeper; but its engine has not started, and nobody else would serve."""
+    both = [member(0), member(1, Phase.PENDING_DEVICE, outdated=False)]
+    assert next_to_replace(both, 2) is None
+    assert next_to_replace(both, 2, awake=1) == "tiny-0", "one that shall sleep need not start"
+    assert next_to_replace([member(0), member(1, Phase.ASLEEP, outdated=False)], 2) == "tiny-0"
 
 
 def test_who_serves_counts_once_the_kubelet_sends_clients_to_it() -> None:
