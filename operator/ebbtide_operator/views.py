@@ -12,7 +12,7 @@ from ebbtide_api.verbs import GroupState, Lease, LeaseStage, MemberAim, ServerSt
 from .handoffs import is_open
 from .loop import Group, Operator
 from .plan import LeaseRecord, MemberView, TrainerView
-from .plan.memory import Device, devices
+from .plan.memory import Device, devices, shown
 
 
 def lease_view(operator: Operator, group: Group, lease_id: str) -> Lease | None:
@@ -57,15 +57,16 @@ def group_view(operator: Operator, group: Group, trainer: TrainerView | None) ->
 
 
 def _device(device: Device) -> dict[str, object]:
-    shown: dict[str, object] = {
+    told: dict[str, object] = {
         "id": device.id,
         "usedMiB": round(device.used_mib, 1),
-        "holders": [{"name": holder.name, "mib": round(holder.mib, 1)} for holder in device.holders],
+        "holders": shown(device.holders),
     }
     if device.budget_mib:
-        shown["budgetMiB"] = round(device.budget_mib, 1)
-        shown["freeMiB"] = round(max(0.0, device.free_mib), 1)
-    return shown
+        told["budgetMiB"] = round(device.budget_mib, 1)
+    if device.budget_mib and device.is_measured:
+        told["freeMiB"] = round(max(0.0, device.free_mib), 1)
+    return told
 
 
 def server_view(operator: Operator, server: InferenceServer) -> ServerState:

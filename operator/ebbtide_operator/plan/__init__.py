@@ -4,7 +4,7 @@ from .actions import Action, Call, EndMember, EnsureMember, Finish, Plan, Progre
 from .explanation import Explanation, Obstacle
 from .finding import Finding
 from .plan import plan
-from .record import ENGINE, GroupRecord, LeaseRecord, LendIntent, ReturnIntent, Serve
+from .record import ENGINE, GroupRecord, LeaseRecord, LendIntent, PodRef, ReturnIntent, Serve
 from .world import Idle, MemberView, Outcome, ServerView, TrainerView, Turns, World
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Obstacle",
     "Outcome",
     "Plan",
+    "PodRef",
     "Progress",
     "Retire",
     "ReturnIntent",

@@ -17,6 +17,7 @@ from .finding import Finding
 from .group import Moves, step_base
 from .idle import Rest
 from .lending import MEMORY_DEADLINE, error_of
+from .lost import how_to_end, unmeasured
 from .member import Do, Done, Wait
 from .world import Idle, MemberView, ServerView, World
 
@@ -76,7 +77,9 @@ def _owner_lost(at: Situation) -> Reason | None:
     if at.stage is not LeaseStage.OWNER_LOST:
         return None
     trainer = at.world.trainer
-    held = f"End process {trainer.pid}, which holds {trainer.used_mib:.0f} MiB." if trainer and trainer.alive else ""
+    if trainer and trainer.unmeasured:
+        trainer = unmeasured(at.world)
+    held = how_to_end(trainer) if trainer and trainer.alive else ""
     return Reason("OwnerLost", f"{at.holder} let its lease expire; its memory was not measured free yet.", held)
 
 

@@ -17,7 +17,7 @@ from ebbtide_api.verbs import Verb
 from .keys import verb_of
 from .member import Do, Need
 from .record import GroupRecord, Size
-from .world import MemberView, World
+from .world import MemberView, TrainerView, World
 
 SLACK_MIB = 1.0
 """Rounding of measurements: a need within it of what is free is met."""
@@ -25,10 +25,13 @@ SLACK_MIB = 1.0
 
 @dataclass(frozen=True)
 class Holder:
-    """Somebody who uses a device."""
+    """Somebody who uses a device. `mib` None: nobody can measure how much of it."""
 
     name: str
-    mib: float
+    mib: float | None
+
+    def __str__(self) -> str:
+        return f"{self.name} {'not measured' if self.mib is None else f'{self.mib:.0f} MiB'}"
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,13 @@ class Device:
 
     @property
     def used_mib(self) -> float:
-        """What all holders use."""
-        return sum(holder.mib for holder in self.holders)
+        """What all holders use, as far as it was measured."""
+        return sum(holder.mib for holder in self.holders if holder.mib)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is known what every holder uses."""
+        return all(holder.mib is not None for holder in self.holders)
 
     @property
     def free_mib(self) -> float:
@@ -64,10 +72,14 @@ def _device(world: World, device: str) -> Device:
     servers = [server for name, server in world.servers.items() if name in names | shared]
     members = [Holder(name, mib) for name, member in here.items() if (mib := _held(world.record, member)) > 0]
     trainer = world.trainer
-    if trainer and trainer.used_mib > 0:
-        members.append(Holder(f"trainer (pid {trainer.pid})", trainer.used_mib))
+    if trainer and (trainer.unmeasured or trainer.used_mib):
+        members.append(Holder(f"trainer ({_name(trainer)})", trainer.used_mib))
     limits = [server.budget_mib for server in servers if server.budget_mib]
     return Device(device, min(limits, default=0.0), tuple(members))
+
+
+def _name(trainer: TrainerView) -> str:
+    return ", ".join(f"pod {pod.name}" for pod in trainer.pods) or f"pid {trainer.pid}"
 
 
 def _known(world: World) -> Iterable[MemberView]:
@@ -145,15 +157,22 @@ def shortages(world: World, wanted: Iterable[tuple[MemberView, Do]]) -> dict[str
 def not_free(device: Device, need: float) -> ErrorBody:
     """Return DEVICE_NOT_FREE with who holds the device."""
     allowed = max(0.0, device.budget_mib - need)
-    holders = ", ".join(f"{holder.name} {holder.mib:.0f} MiB" for holder in device.holders) or "nobody"
+    holders = ", ".join(str(holder) for holder in device.holders) or "nobody"
     return EbbtideError(
         ErrorCode.DEVICE_NOT_FREE,
         f"{need:.0f} MiB of {device.id} must be free and {max(0.0, device.free_mib):.0f} are: held by {holders}.",
         device=device.id,
         usedMiB=round(device.used_mib, 1),
         allowedMiB=round(allowed, 1),
-        holders=[{"name": holder.name, "mib": round(holder.mib, 1)} for holder in device.holders],
+        holders=shown(device.holders),
     ).body()
+
+
+def shown(holders: Iterable[Holder]) -> list[dict[str, object]]:
+    """Return holders as they travel; what was not measured is absent."""
+    return [
+        {"name": holder.name, **({} if holder.mib is None else {"mib": round(holder.mib, 1)})} for holder in holders
+    ]
 
 
 def lacking(world: World, need_mib: float) -> ErrorBody | None:

@@ -17,6 +17,7 @@ from .conditions import Situation, conditions
 from .group import Moves, moves
 from .idle import rest_in
 from .lending import HOLD_LEND_MEMORY, HOLD_UNDO, UNDO_DEADLINE, lend_holds, slept
+from .lost import unmeasured
 from .member import Done
 from .record import GroupRecord
 from .results import finishes
@@ -29,6 +30,8 @@ from .world import World
 
 MEMORY_POLL = 0.1
 """Seconds between two looks at memory that somebody shall free: nothing tells us when it does."""
+LIFE_POLL = 1.0
+"""Seconds between two looks at a lost holder whose end alone frees its memory: that may take hours."""
 
 _FROZEN = frozenset({LeaseStage.LENDING, LeaseStage.LENT, LeaseStage.RETURNING, LeaseStage.OWNER_LOST})
 
@@ -106,7 +109,7 @@ def _requeue(world: World, moved: Moves, now: float) -> float | None:
     if moved.retry_in is not None:
         waits.append(moved.retry_in)
     if _polls_memory(world, moved):
-        waits.append(MEMORY_POLL)
+        waits.append(LIFE_POLL if unmeasured(world) and not moved.blocked else MEMORY_POLL)
     waits += [*_deadlines(world, now), *rest_in(world, now), *turn_ends_in(world, now)]
     return min(waits, default=None)
 

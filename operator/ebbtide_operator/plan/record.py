@@ -40,8 +40,19 @@ class ReturnIntent(Reading):
     failure: ErrorBody | None = None
 
 
+class PodRef(Reading):
+    """A pod, as the API server knows it. Another pod of the same name has another `uid`."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 class LeaseRecord(Reading):
-    """One request for the group, from the queue to its end. `ending` asks a lend that runs to stop and come back."""
+    """One request for the group, from the queue to its end. `ending` asks a lend that runs to stop and come back.
+
+    Who asked: the process `pid` on this machine, or on a cluster `pod`, where the caller's token is bound to one.
+    """
 
     id: str
     holder: str
@@ -50,6 +61,7 @@ class LeaseRecord(Reading):
     ttl_seconds: float
     pid: int | None = None
     pid_start: int = 0
+    pod: PodRef | None = None
     need_mib: float | None = None
     fingerprint: str = ""
     ending: bool = False

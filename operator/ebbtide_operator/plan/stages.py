@@ -18,6 +18,7 @@ from ebbtide_api.verbs import LeaseStage
 from . import lease as leases
 from .actions import Finish
 from .lending import lend_failure, lend_settled, lent
+from .lost import unmeasured
 from .memory import SLACK_MIB, devices, missing_need, size_of
 from .record import ENGINE, LeaseRecord
 from .returning import decided, give_up, refused, returned
@@ -108,7 +109,7 @@ def _expire(world: World, now: float) -> Turn | None:
 def _take_over(world: World, now: float) -> Turn | None:
     """A lost owner's devices are the engine's again once its memory is measured free; a dead holder frees nothing."""
     lease = world.record.lease
-    if lease is None or lease.stage is not LeaseStage.OWNER_LOST or not _heard_of_all(world):
+    if lease is None or not world.is_lost or world.unsought or not _heard_of_all(world):
         return None
     awake = all(_is_awake(member) for member in world.wanted)
     if not awake and not (expired(world, lease, now) and _is_settled(world) and _is_free(world)):
@@ -133,12 +134,20 @@ def _is_settled(world: World) -> bool:
 
 
 def _is_free(world: World) -> bool:
-    if world.trainer and not world.trainer.alive and world.trainer.used_mib <= SLACK_MIB:
+    used = world.trainer.used_mib or 0.0 if world.trainer else 0.0
+    if world.trainer and not world.trainer.alive and used <= SLACK_MIB:
         return True
+    if _is_unknown(world):
+        return False
     found = devices(world)
-    if world.trainer and world.trainer.used_mib > SLACK_MIB and _in_the_dark(world):
+    if used > SLACK_MIB and _in_the_dark(world):
         return False
     return all(need <= found[device].free_mib + SLACK_MIB for device, need in missing_need(world).items())
+
+
+def _is_unknown(world: World) -> bool:
+    """Say whether somebody lives who may hold the memory, and nobody can measure it."""
+    return unmeasured(world) is not None
 
 
 def _in_the_dark(world: World) -> bool:

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 from ebbtide_api.errors import ErrorBody
 from ebbtide_api.state import Phase, StateVector, Weights
-from ebbtide_api.verbs import Canary, Drain, Operation
+from ebbtide_api.verbs import Canary, Drain, LeaseStage, Operation
 
 from .member import DRAIN
-from .record import GroupRecord
+from .record import GroupRecord, PodRef
 
 RELEASED_PHASES = frozenset({Phase.ASLEEP, Phase.PENDING_DEVICE})
 """Phases in which an engine holds no memory of weights or KV: measured asleep, or not started."""
@@ -122,11 +122,21 @@ class MemberView:
 
 @dataclass(frozen=True)
 class TrainerView:
-    """The processes behind a lease, as measured."""
+    """Who may hold the memory behind a lease. `used_mib` None: nobody can measure it, so while they live none is free.
+
+    `pods`: on a cluster, the pods that may hold it and have not ended. `note`: why that could not be seen.
+    """
 
     pid: int
     alive: bool
-    used_mib: float = 0.0
+    used_mib: float | None = 0.0
+    pods: tuple[PodRef, ...] = ()
+    note: str = ""
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether it lives and nobody can say what it holds."""
+        return self.alive and self.used_mib is None
 
 
 @dataclass(frozen=True)
@@ -137,6 +147,7 @@ class World:
     started   operation id -> when we first saw it; an operation that ended is not in it
     held      what we wait for (Plan.holds) -> since when
     sources   folders of published weights that exist
+    unsought  its holder was found lost after `trainer` was measured: nobody has looked for it as somebody lost
     """
 
     record: GroupRecord
@@ -147,6 +158,7 @@ class World:
     started: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     held: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     sources: frozenset[str] = frozenset()
+    unsought: bool = False
 
     @cached_property
     def wanted(self) -> tuple[MemberView, ...]:
@@ -182,7 +194,13 @@ class World:
     def after(self, record: GroupRecord, answered: Collection[str] = ()) -> World:
         """Return the world with another intent, and without the operations that were answered."""
         waiting = {name: since for name, since in self.started.items() if name not in answered}
-        return replace(self, record=record, started=waiting)
+        after = replace(self, record=record, started=waiting)
+        return replace(after, unsought=self.unsought or (after.is_lost and not self.is_lost))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether who holds the lease was not heard of in time."""
+        return self.record.lease is not None and self.record.lease.stage is LeaseStage.OWNER_LOST
 
     def is_open(self, operation: str | None) -> bool:
         """Whether somebody still waits for an operation's answer."""
