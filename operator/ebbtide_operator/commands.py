@@ -14,7 +14,7 @@ from ebbtide_api.verbs import Lease, LeaseRequest, LeaseStage, LendRequest, Oper
 from . import handoffs
 from .loop import GROUP_VERBS, Group, Operator
 from .operations import fingerprint
-from .plan import GroupRecord, LeaseRecord, ReturnIntent
+from .plan import GroupRecord, LeaseRecord, PodRef, ReturnIntent
 from .plan import lease as leases
 from .plan.lease import Already, Refusal
 from .plan.results import lend_result
@@ -32,6 +32,8 @@ class Asked:
     key: str | None = None
     epoch: int | None = None
     deadline: float | None = None
+    pod: PodRef | None = None
+    """The pod that the caller's token is bound to, as the API server says. Only a cluster's gateway knows."""
 
 
 def group_named(operator: Operator, name: str) -> Group:
@@ -58,6 +60,7 @@ async def request_lease(operator: Operator, name: str, request: LeaseRequest, as
         ttl_seconds=request.ttl_seconds,
         pid=request.pid,
         pid_start=_start_of(operator, request.pid),
+        pod=asked.pod,
         need_mib=request.need_mib,
         fingerprint=fingerprint("lease", name, request),
     )

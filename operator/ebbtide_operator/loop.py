@@ -244,7 +244,7 @@ class Operator:
             return None
         if lease.stage in _PASSING and not any(_at_rest(member) for member in self.driver.members(group.record.group)):
             return None
-        return await self.driver.trainer(lease)
+        return await self.driver.trainer(group.record)
 
     def world(self, group: Group, trainer: TrainerView | None) -> World:
         """Return what plan() sees of a group."""

@@ -15,7 +15,7 @@ from ebbtide_operator.drive.agents import AgentClient
 from ebbtide_operator.drive.member import LocalMember
 from ebbtide_operator.loop import Group, Operator
 from ebbtide_operator.operations import Entry, Operations
-from ebbtide_operator.plan import Action, Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
+from ebbtide_operator.plan import Action, Call, GroupRecord, MemberView, Outcome, TrainerView
 from ebbtide_operator.settings import Settings
 
 from .agent import Wire
@@ -75,9 +75,10 @@ class Driver:
     async def refresh(self, group: str) -> None:
         await asyncio.sleep(0)
 
-    async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
+    async def trainer(self, record: GroupRecord) -> TrainerView | None:
+        pid = record.lease.pid if record.lease else None
         await asyncio.sleep(0)
-        return self.world.trainer_view(lease.pid)
+        return self.world.trainer_view(pid)
 
     def sources(self, record: GroupRecord) -> frozenset[str]:
         back = record.lease.back if record.lease else None

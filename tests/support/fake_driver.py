@@ -11,7 +11,7 @@ from ebbtide_api.server import Handoff, InferenceServer
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import OperationStatus
 from ebbtide_operator.drive.agents import AgentClient
-from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
+from ebbtide_operator.plan import Call, GroupRecord, MemberView, Outcome, TrainerView
 
 from tests.support.fake_member import FakeMember
 
@@ -58,8 +58,9 @@ class FakeDriver:
     async def refresh(self, group: str) -> None:
         await asyncio.sleep(0)
 
-    async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
-        return self.trainers.get(lease.pid) if lease.pid else None
+    async def trainer(self, record: GroupRecord) -> TrainerView | None:
+        lease = record.lease
+        return self.trainers.get(lease.pid) if lease and lease.pid else None
 
     def started_at(self, pid: int) -> int | None:
         return 1 if pid in self.trainers else None

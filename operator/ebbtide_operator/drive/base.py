@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ebbtide_api.server import InferenceServer
 
-from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
+from ebbtide_operator.plan import Call, GroupRecord, MemberView, Outcome, TrainerView
 
 from .agents import AgentClient
 
@@ -34,8 +34,8 @@ class Driver(Protocol):
     async def refresh(self, group: str) -> None:
         """Ask every agent of a group now, so that measurements are as new as they can be."""
 
-    async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
-        """Measure the processes behind a lease; None when they cannot be known."""
+    async def trainer(self, record: GroupRecord) -> TrainerView | None:
+        """Measure who may hold the memory behind a group's lease; None when nobody can be known."""
 
     def sources(self, record: GroupRecord) -> frozenset[str]:
         """Return which folders of published weights that a record names are there."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from ebbtide_api.member import RECEIVED
 from ebbtide_api.server import InferenceServer
 
-from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
+from ebbtide_operator.plan import Call, GroupRecord, MemberView, Outcome, TrainerView
 from ebbtide_operator.settings import Settings
 from ebbtide_operator.specs import is_streamed
 
@@ -98,9 +98,10 @@ class LocalDriver:
         members = [member for member in self._members.values() if member.group == group]
         await asyncio.gather(*(member.agent.refresh(REFRESH_PATIENCE) for member in members))
 
-    async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
+    async def trainer(self, record: GroupRecord) -> TrainerView | None:
         """Measure a lease's processes. Without a pid nothing can be known of them."""
-        if lease.pid is None:
+        lease = record.lease
+        if lease is None or lease.pid is None:
             return None
         trainer = self._trainers.get(lease.id)
         if trainer is None:

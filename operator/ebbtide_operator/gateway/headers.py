@@ -10,7 +10,10 @@ from ebbtide_api.verbs import DEADLINE, EPOCH, IDEMPOTENCY_KEY
 from fastapi import Depends, Request
 
 from ebbtide_operator.commands import Asked
+from ebbtide_operator.plan import PodRef
 
+POD = "ebbtide.pod"
+"""Where the scope of a request has the pod of its caller: not a header, which anybody could send."""
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _EPOCH = re.compile(r"[0-9]{1,18}")
 _SECONDS = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)s?")
@@ -20,10 +23,12 @@ def asked(request: Request) -> Asked:
     """Return the headers of a mutating call."""
     epoch = _header(request, EPOCH, _EPOCH, "a number")
     deadline = _header(request, DEADLINE, _SECONDS, "a time in seconds")
+    pod = request.scope.get(POD)
     return Asked(
         key=_header(request, IDEMPOTENCY_KEY, _KEY, "1 to 128 characters of A-Z, a-z, 0-9 and ._:-"),
         epoch=int(epoch) if epoch else None,
         deadline=float(deadline.rstrip("s")) or None if deadline else None,
+        pod=pod if isinstance(pod, PodRef) else None,
     )
 
 

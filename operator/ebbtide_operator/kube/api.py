@@ -49,10 +49,11 @@ class ApiServer:
         self._note("get", kind)
         return self._ask("GET", kind.path(namespace, name))
 
-    def list(self, kind: Kind, namespace: str, labels: str = "") -> tuple[Iterable[Json], str]:
+    def list(self, kind: Kind, namespace: str, labels: str = "", fields: str = "") -> tuple[Iterable[Json], str]:
         """See Api. The first chunk is read now, the others as they are asked for."""
         self._note("list", kind)
-        query = {"limit": str(CHUNK), **({"labelSelector": labels} if labels else {})}
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(CHUNK), **{name: value for name, value in selectors.items() if value}}
         first = self._ask("GET", kind.path(namespace), query)
         return self._items(kind, namespace, query, first), _metadata(first, "resourceVersion")
 

@@ -14,17 +14,17 @@ from ebbtide_api.verbs import LeaseStage
 
 from ebbtide_operator.drive.agents import AgentClient, Unreachable
 from ebbtide_operator.drive.base import Changed
-from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, Outcome, TrainerView
+from ebbtide_operator.plan import Call, GroupRecord, MemberView, Outcome, TrainerView
 from ebbtide_operator.queue import WorkQueue
 from ebbtide_operator.specs import awake_of
 
 from .apply import Applier
 from .children import Problem, first_problem, pods_refused
 from .children.member import handoff_folder, handoff_of
+from .holders import holders_of
 from .kinds import PODS, SETS, Api, ApiError
 from .member import Led, PodMember, Reach, close_all
-from .names import BORROWS
-from .objects import Child, Pod, text
+from .objects import Child, Pod
 from .rollout import next_to_replace
 
 log = logging.getLogger("ebbtide.kube")
@@ -44,8 +44,6 @@ class Ask:
     """How to reach a pod's agent."""
     held: Callable[[str], bool]
     """Whether a group's servers must stay as they are: their memory is lent, or on its way."""
-    lessee: Callable[[str], str | None]
-    """Which group a lease is of."""
     led: Led = lambda _epoch, _ours: None
     """Whom to tell which operator an agent follows."""
     hearing: float = HEARING
@@ -58,7 +56,7 @@ class KubeDriver:
     def __init__(self, api: Api, namespace: str, applier: Applier, ask: Ask) -> None:
         self.problems: dict[str, Problem] = {}
         self._api, self._namespace, self._applier = api, namespace, applier
-        self._reach, self._held, self._lessee, self._led = ask.reach, ask.held, ask.lessee, ask.led
+        self._reach, self._held, self._led = ask.reach, ask.held, ask.led
         self._born, self._hearing = time.monotonic(), ask.hearing
         self._changed: Changed = lambda _group: None
         self._servers: dict[str, InferenceServer] = {}
@@ -159,14 +157,11 @@ class KubeDriver:
         """Ask every agent of a group now."""
         await asyncio.gather(*(self._members[name].agent.refresh() for name in tuple(self._groups.get(group, ()))))
 
-    async def trainer(self, lease: LeaseRecord) -> TrainerView | None:
-        """Say whether a lost holder's pods are gone. What another pod uses of a device cannot be measured from here."""
-        group = self._lessee(lease.id)
-        if lease.stage is not LeaseStage.OWNER_LOST or group is None:
+    async def trainer(self, record: GroupRecord) -> TrainerView | None:
+        """Name the pods that may hold a lost lease's memory. What they use of a device nobody can measure from here."""
+        if record.lease is None or record.lease.stage is not LeaseStage.OWNER_LOST:
             return None
-        pods, _ = await asyncio.to_thread(self._api.list, PODS, self._namespace, f"{BORROWS}={group}")
-        alive = any(text(pod, "status", "phase") not in ("Succeeded", "Failed") for pod in pods)
-        return TrainerView(pid=0, alive=alive, used_mib=(lease.need_mib or 1.0) if alive else 0.0)
+        return await asyncio.to_thread(holders_of, self._api, self._namespace, record)
 
     def sources(self, record: GroupRecord) -> frozenset[str]:
         """Return the folders of published weights that a record names, if the members can take them from there."""

@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ebbtide_operator.gateway.app import build
 from ebbtide_operator.gateway.guard import error_response
+from ebbtide_operator.gateway.headers import POD
+from ebbtide_operator.plan import PodRef
 
 from .auth import Authenticator, Caller
 from .kinds import ApiError
@@ -63,6 +65,12 @@ def concerned(path: str, space: Space) -> list[str]:
     return [server[1]] if server else []
 
 
+def pod_of(caller: Caller) -> PodRef | None:
+    """Return the pod that a caller's token is bound to: a pod's token is of an account in the pod's own namespace."""
+    name, uid = caller.pod
+    return PodRef(namespace=caller.namespace, name=name, uid=uid) if caller.namespace and name and uid else None
+
+
 class Gateway:
     """An ASGI application over every namespace's own."""
 
@@ -101,7 +109,7 @@ class Gateway:
         if target.path.startswith(_LOCAL_ONLY):
             raise EbbtideError(ErrorCode.NOT_FOUND, f"on a cluster there is no {target.path}: use kubectl")
         await self._require(scope["method"], target, space, caller)
-        return self._inner(space, target.path)
+        return self._inner(space, target.path, caller)
 
     async def _require(self, method: str, target: Target, space: Space, caller: Caller) -> None:
         if method in ("GET", "HEAD"):
@@ -127,7 +135,7 @@ class Gateway:
             raise EbbtideError(ErrorCode.INVALID_REQUEST, f"certificate: {error}", field="certificate") from None
         return JSONResponse({"sha256": digest})
 
-    def _inner(self, space: Space, path: str) -> ASGIApp:
+    def _inner(self, space: Space, path: str, caller: Caller) -> ASGIApp:
         known = self._apps.get(id(space))
         if known is None or known[0] is not space:
             known = self._apps[id(space)] = (space, build(space, self._token, passing=PASSING))
@@ -136,7 +144,8 @@ class Gateway:
         async def inner(scope: Scope, receive: Receive, send: Send) -> None:
             headers = [pair for pair in scope["headers"] if pair[0] != b"authorization"]
             headers.append((b"authorization", f"Bearer {self._token}".encode()))
-            await app({**scope, "path": path, "raw_path": path.encode(), "headers": headers}, receive, send)
+            changed = {"path": path, "raw_path": path.encode(), "headers": headers, POD: pod_of(caller)}
+            await app({**scope, **changed}, receive, send)
 
         return inner
 

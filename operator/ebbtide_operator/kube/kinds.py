@@ -79,7 +79,7 @@ class Api(Protocol):
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
         """Return an object."""
 
-    def list(self, kind: Kind, namespace: str, labels: str = "") -> tuple[Iterable[Json], str]:
+    def list(self, kind: Kind, namespace: str, labels: str = "", fields: str = "") -> tuple[Iterable[Json], str]:
         """Return a collection as it is at one resourceVersion, and that version. All namespaces if empty."""
 
     def create(self, kind: Kind, namespace: str, body: Json, name: str = "", subresource: str = "") -> Json:

@@ -69,7 +69,7 @@ class Space(Operator):
             place.api,
             namespace,
             Applier(place.api, place.site, place.inventory),
-            Ask(place.reach, self.is_held, self._lessee, place.led),
+            Ask(place.reach, self.is_held, place.led),
         )
         self._by_group: dict[str, set[str]] = {}
         self._leases = LeaseRecords(place.api, namespace, self._told, self._owners)
@@ -207,9 +207,6 @@ class Space(Operator):
         """Say whether a group's memory is lent, or on its way: then its servers stay as they are."""
         lease = self.groups[group].record.lease if group in self.groups else None
         return lease is not None and lease.stage in HOLDS
-
-    def _lessee(self, lease: str) -> str | None:
-        return next((name for name, group in self.groups.items() if group.record.find(lease)), None)
 
     def _told(self, group: str) -> tuple[int, str]:
         return highest(self._asked_of(group))

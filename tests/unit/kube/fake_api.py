@@ -32,14 +32,16 @@ class FakeApi:
         self._may_fail("get")
         return copy.deepcopy(self._find(kind, namespace, name))
 
-    def list(self, kind: Kind, namespace: str, labels: str = "") -> tuple[Iterable[Json], str]:
+    def list(self, kind: Kind, namespace: str, labels: str = "", fields: str = "") -> tuple[Iterable[Json], str]:
         self._may_fail("list")
+        name = fields.removeprefix("metadata.name=")
         wanted = dict(part.split("=") for part in labels.split(",") if "=" in part)
         there = {part for part in labels.split(",") if part and "=" not in part}
         found = [
             copy.deepcopy(one)
-            for (plural, place, _), one in sorted(self.objects.items())
+            for (plural, place, called), one in sorted(self.objects.items())
             if plural == kind.plural and namespace in ("", place) and self._matches(one, wanted, there)
+            if name in ("", called)
         ]
         return found, str(next(self._versions))
 

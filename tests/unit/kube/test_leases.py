@@ -17,7 +17,7 @@ from ebbtide_operator.kube.leasing import (
     record_of,
     recovered,
 )
-from ebbtide_operator.plan import ENGINE, GroupRecord, LeaseRecord
+from ebbtide_operator.plan import ENGINE, GroupRecord, LeaseRecord, PodRef
 from ebbtide_operator.plan.lease import HOLDS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,8 @@ NS = "models"
 
 
 def held(stage: LeaseStage = LeaseStage.LENT, epoch: int = 5, owner: str = "trainer") -> GroupRecord:
-    lease = LeaseRecord(id="l1", holder="trainer", stage=stage, epoch=epoch, ttl_seconds=30.5)
+    pod = PodRef(namespace=NS, name="trainer-x1", uid="u1")
+    lease = LeaseRecord(id="l1", holder="trainer", stage=stage, epoch=epoch, ttl_seconds=30.5, pod=pod)
     return GroupRecord(group="actor", epoch=epoch, owner=owner, lease=lease)
 
 

@@ -20,7 +20,7 @@ from ebbtide_api.verbs import GrantRequest, LeaseStage, OperationStatus, SleepRe
 from ebbtide_operator.drive import birth, local, proc
 from ebbtide_operator.drive.layout import Layout
 from ebbtide_operator.drive.local import LocalDriver
-from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, ReturnIntent, Serve
+from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, ReturnIntent, Serve, TrainerView
 from ebbtide_operator.settings import Settings
 
 from .given import server_of
@@ -245,15 +245,20 @@ async def test_streamed_versions_are_in_every_members_own_memory(driven: Driven,
 async def test_trainers_are_measured_by_their_pid(driven: Driven) -> None:
     start = driven.driver.started_at(os.getppid())
     lease = LeaseRecord(id="l", holder="h", ttl_seconds=1, pid=os.getppid(), pid_start=start or 0)
-    seen = await driven.driver.trainer(lease)
+
+    async def measured(**changes: Any) -> TrainerView | None:
+        return await driven.driver.trainer(GroupRecord(group="actor", lease=lease.model_copy(update=changes)))
+
+    seen = await measured()
     assert seen is not None
     assert (seen.pid, seen.alive) == (os.getppid(), True)
-    gone = await driven.driver.trainer(lease.model_copy(update={"id": "gone", "pid_start": 1}))
+    gone = await measured(id="gone", pid_start=1)
     assert gone is not None
     assert (gone.alive, gone.used_mib) == (False, 0)
-    assert await driven.driver.trainer(lease.model_copy(update={"pid": None})) is None
+    assert await measured(pid=None) is None
+    assert await driven.driver.trainer(GroupRecord(group="actor")) is None
     for number in range(local.TRAINERS_KEPT + 3):
-        await driven.driver.trainer(lease.model_copy(update={"id": f"l{number}"}))
+        await measured(id=f"l{number}")
     assert len(driven.driver._trainers) == local.TRAINERS_KEPT
     assert driven.driver.started_at(2**22 + 3) is None
 
