@@ -34,6 +34,12 @@ def device_of(server: InferenceServer) -> str:
     return f"gpu:{devices.env}" if devices and devices.env else "cpu0"
 
 
+def is_on_gpu(server: InferenceServer) -> bool:
+    """Say whether a server's device is a GPU: how large that is, and what others hold of it, nobody measures."""
+    devices = server.spec.colocation.devices
+    return bool(devices and devices.env)
+
+
 def is_streamed(server: InferenceServer) -> bool:
     """Say whether weights are sent to the server's agents; locally that is not the default."""
     return server.spec.weights.handoff is Handoff.STREAM

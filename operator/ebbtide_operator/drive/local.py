@@ -14,7 +14,7 @@ from ebbtide_api.server import InferenceServer
 
 from ebbtide_operator.plan import Call, GroupRecord, MemberView, Outcome, TrainerView
 from ebbtide_operator.settings import Settings
-from ebbtide_operator.specs import is_streamed
+from ebbtide_operator.specs import is_on_gpu, is_streamed
 
 from . import birth
 from .agents import AgentClient
@@ -99,7 +99,10 @@ class LocalDriver:
         await asyncio.gather(*(member.agent.refresh(REFRESH_PATIENCE) for member in members))
 
     async def trainer(self, record: GroupRecord) -> TrainerView | None:
-        """Measure a lease's processes. Without a pid nothing can be known of them."""
+        """Measure a lease's processes. Without a pid nothing can be known of them.
+
+        What was measured is their own memory. Of a GPU that says nothing, but that a process that is gone frees it.
+        """
         lease = record.lease
         if lease is None or lease.pid is None:
             return None
@@ -108,7 +111,11 @@ class LocalDriver:
             trainer = self._trainers[lease.id] = Trainer(lease.pid, lease.pid_start)
             while len(self._trainers) > TRAINERS_KEPT:
                 del self._trainers[next(iter(self._trainers))]
-        return await asyncio.to_thread(trainer.measure)
+        measured = await asyncio.to_thread(trainer.measure)
+        return replace(measured, used_mib=None) if measured.alive and self._on_gpus(record.group) else measured
+
+    def _on_gpus(self, group: str) -> bool:
+        return any(is_on_gpu(server) for server in self._servers.values() if server.group == group)
 
     def sources(self, record: GroupRecord) -> frozenset[str]:
         """Return which folders of published weights that a record names are there."""

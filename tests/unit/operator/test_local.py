@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from ebbtide_api.errors import ErrorCode
-from ebbtide_api.server import InferenceServer
+from ebbtide_api.server import Devices, InferenceServer
 from ebbtide_api.state import Phase
 from ebbtide_api.verbs import GrantRequest, LeaseStage, OperationStatus, SleepRequest, Verb
 from ebbtide_operator.drive import birth, local, proc
@@ -22,6 +22,9 @@ from ebbtide_operator.drive.layout import Layout
 from ebbtide_operator.drive.local import LocalDriver
 from ebbtide_operator.plan import Call, GroupRecord, LeaseRecord, MemberView, ReturnIntent, Serve, TrainerView
 from ebbtide_operator.settings import Settings
+from ebbtide_operator.specs import view
+
+from tests.unit.plan.test_leases import lent
 
 from .given import server_of
 
@@ -267,3 +270,49 @@ async def test_a_call_to_a_member_that_is_not_up_has_no_outcome(driven: Driven) 
     await driven.up()
     await driven.driver._members["chat-0"].agent.close()
     assert await driven.driver.ask(replace(call(), key="x")) is None
+
+
+@pytest.fixture
+def on_a_gpu(server: InferenceServer) -> InferenceServer:
+    devices = server.spec.colocation.model_copy(update={"devices": Devices(env="CUDA_VISIBLE_DEVICES")})
+    return server.model_copy(update={"spec": server.spec.model_copy(update={"colocation": devices})})
+
+
+async def test_what_a_process_holds_of_a_gpu_is_unknown_while_it_lives(
+    driven: Driven, on_a_gpu: InferenceServer
+) -> None:
+    """Its own memory was measured: that is not the GPU's. A process that is gone has freed all of it."""
+    driven.want(on_a_gpu)
+    start = driven.driver.started_at(os.getppid())
+    lease = LeaseRecord(id="l", holder="h", ttl_seconds=1, pid=os.getppid(), pid_start=start or 0)
+    record = GroupRecord(group="actor", lease=lease)
+    alive = await driven.driver.trainer(record)
+    assert alive is not None
+    assert (alive.pid, alive.alive, alive.used_mib) == (os.getppid(), True, None)
+    gone = await driven.driver.trainer(record.with_lease(id="gone", pid_start=1))
+    assert gone is not None
+    assert (gone.alive, gone.used_mib) == (False, 0)
+    elsewhere = await driven.driver.trainer(record.model_copy(update={"group": "of-cpus"}))
+    assert elsewhere is not None
+    assert elsewhere.used_mib
+
+
+async def test_a_lost_process_keeps_a_gpu_of_unknown_size_until_it_is_gone(
+    driven: Driven, on_a_gpu: InferenceServer
+) -> None:
+    """A budget of 0 is no limit: any need fits into it, whatever the holder keeps."""
+    driven.want(on_a_gpu)
+    start = driven.driver.started_at(os.getppid())
+    sim = lent(pid=os.getppid(), pid_start=start)
+    sim.servers["chat"] = replace(sim.servers["chat"], budget_mib=view(on_a_gpu).budget_mib)
+    sim.now += 31
+    for _ in range(10):
+        sim.trainer = await driven.driver.trainer(sim.record)
+        sim.step()
+    assert (sim.stage, sim.phases) == (LeaseStage.OWNER_LOST, {Phase.ASLEEP})
+    sim.record = sim.record.with_lease(id="later", pid_start=1)
+    sim.renewed["later"] = sim.now - 31
+    for _ in range(20):
+        sim.trainer = await driven.driver.trainer(sim.record)
+        sim.step()
+    assert (sim.stage, sim.phases) == (None, {Phase.RUNNING})
