@@ -152,12 +152,12 @@ class Operation(Reading):
 
 
 class DeviceRelease(Reading):
-    """What a sleep released on one device, measured."""
+    """What a sleep released on one device, measured. `free_mib` is absent where nobody knows how large that is."""
 
     id: str
     freed_mib: float
     residual_mib: float
-    free_mib: float
+    free_mib: float | None = None
 
 
 class SleepResult(Reading):

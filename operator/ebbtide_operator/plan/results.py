@@ -85,7 +85,12 @@ def _release(world: World, member: MemberView) -> SleepResult:
 def _released_already(member: MemberView) -> SleepResult:
     state = member.state
     held = [
-        DeviceRelease(id=device.id, freed_mib=0, residual_mib=device.used_mib, free_mib=device.free_mib)
+        DeviceRelease(
+            id=device.id,
+            freed_mib=0,
+            residual_mib=device.used_mib,
+            free_mib=device.free_mib if device.total_mib else None,
+        )
         for device in (state.devices if state else [])
     ]
     level = int(state.level) if state and state.level else 0
@@ -105,14 +110,10 @@ def _sums(world: World, members: Iterable[MemberRelease]) -> list[DeviceRelease]
             id=name,
             freed_mib=sum(part.freed_mib for part in parts if part.id == name),
             residual_mib=sum(part.residual_mib for part in parts if part.id == name),
-            free_mib=max(0.0, device.free_mib) if device.budget_mib else _least_free(parts, name),
+            free_mib=max(0.0, device.free_mib) if device.budget_mib and device.is_measured else None,
         )
         for name, device in known.items()
     ]
-
-
-def _least_free(parts: Iterable[DeviceRelease], name: str) -> float:
-    return min((part.free_mib for part in parts if part.id == name), default=0.0)
 
 
 # Not the grant: it answers when the launch is allowed, so its time is not that of a start.

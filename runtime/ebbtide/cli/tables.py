@@ -81,10 +81,14 @@ def lent(result: LendResult) -> Rows:
     """Return what a lend measured."""
     made = table("Device", "Freed", "Left of the engines", "Free", right=("Freed", "Left of the engines", "Free"))
     for device in result.devices:
-        made.add_row(device.id, mib(device.freed_mib), mib(device.residual_mib), mib(device.free_mib))
+        made.add_row(device.id, mib(device.freed_mib), mib(device.residual_mib), _free(device.free_mib))
     levels = ", ".join(f"{member.member} at level {member.result.level}" for member in result.members)
     aborted = f"; {result.aborted_requests} requests were aborted" if result.aborted_requests else ""
     return Rows(made, Text(f"{levels}{aborted}", style="dim"), Text(timings(result.phases), style="dim"))
+
+
+def _free(known: float | None) -> str:
+    return "not known" if known is None else mib(known)
 
 
 def returned(result: ReclaimResult) -> Text:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ebbtide.cli import console, lend, logs, processes
+from ebbtide.cli import console, lend, logs, processes, tables
 from ebbtide.cli.run import FAILED, INTERRUPTED, USAGE, run
 from ebbtide_api.errors import EbbtideError, ErrorBody, ErrorCode
+from ebbtide_api.verbs import DeviceRelease, LendResult
 from rich.console import Console
 
 from tests.support.fake_gateway import TOKEN, FakeGateway, serving
@@ -190,6 +191,18 @@ def test_a_command_that_cannot_run_puts_no_engine_to_sleep(
 def test_a_command_ended_by_a_signal_has_its_code(home: Path) -> None:
     script = "import os; os.kill(os.getpid(), 15)"
     assert typed("lend", "actor", "--", sys.executable, "-c", script) == 143
+
+
+@pytest.mark.parametrize(("free", "shown"), [(3000.0, "3,000 MiB"), (None, "not known"), (0.0, "0 MiB")])
+def test_free_memory_of_a_device_whose_size_nobody_knows_is_not_shown_as_none(
+    free: float | None, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = DeviceRelease(id="gpu:X", freed_mib=9, residual_mib=600, free_mib=free)
+    result = LendResult(epoch=2, devices=[device], members=[])
+    made = LendResult.model_validate(result.wire())
+    Console(width=200).print(tables.lent(made))
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "gpu:X" in line]
+    assert row.split("600 MiB")[1].strip() == shown
 
 
 def test_lend_for_a_time(home: Path, gateway: FakeGateway) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from ebbtide_api.errors import ErrorCode
-from ebbtide_api.state import Phase
-from ebbtide_api.verbs import LeaseStage, LendResult, OperationStatus, ReclaimResult
+from ebbtide_api.state import Phase, StateVector
+from ebbtide_api.verbs import DeviceRelease, LeaseStage, LendResult, OperationStatus, ReclaimResult
 from ebbtide_operator.plan import ENGINE, TrainerView
+from ebbtide_operator.plan.results import lend_result
 
 from tests.support.fake_member import BUDGET, Script, error
 
@@ -43,6 +44,35 @@ def test_a_lend_puts_every_member_to_sleep_and_then_changes_the_owner_once() -> 
     assert result.devices[0].residual_mib == 200.0
     assert result.devices[0].free_mib == BUDGET - 200
     assert {member.member for member in result.members} == {"chat-0", "chat-1"}
+
+
+@pytest.mark.parametrize("answers_kept", [True, False])
+def test_nothing_is_told_to_be_free_of_a_device_whose_size_nobody_knows(answers_kept: bool) -> None:
+    """Not 0, which would be a device that is full."""
+    sim = lent()
+    sim.servers["chat"] = replace(sim.servers["chat"], budget_mib=0)
+    if not answers_kept:
+        sim.outcomes.clear()
+    result = lend_result(sim.world())
+    assert [device.free_mib for device in result.devices] == [None]
+    told = result.wire()["devices"]
+    assert told == [{"id": "cpu0", "freedMiB": 500.0 if answers_kept else 0.0, "residualMiB": 200.0}]
+    assert LendResult.model_validate({**result.wire(), "devices": told}) == result
+
+
+def test_a_member_that_sleeps_already_tells_no_free_memory_of_a_device_of_unknown_size() -> None:
+    sim = lent()
+    sim.outcomes.clear()
+    world = sim.world()
+    unknown = [replace(view, state=sizeless(view.state)) for view in world.members if view.state]
+    (first, _) = lend_result(replace(world, members=tuple(unknown))).members
+    assert first.result.devices == [DeviceRelease(id="cpu0", freed_mib=0, residual_mib=100)]
+
+
+def sizeless(state: StateVector) -> StateVector:
+    """Return a state as an agent tells it that was given no size of its device."""
+    devices = [device.model_copy(update={"free_mib": 0.0, "total_mib": 0.0}) for device in state.devices]
+    return state.model_copy(update={"devices": devices})
 
 
 def test_an_answer_is_given_only_after_the_new_owner_is_durable() -> None:

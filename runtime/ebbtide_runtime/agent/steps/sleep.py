@@ -215,12 +215,12 @@ def _level(member: Member) -> Level | None:
 
 
 def _released(member: Member, before: int, after: int) -> DeviceRelease:
-    free = member.config.device_budget - after
+    budget = member.config.device_budget
     return DeviceRelease(
         id=member.config.device_id,
         freed_mib=mib(max(0, before - after)),
         residual_mib=mib(after),
-        free_mib=mib(max(0, free)),
+        free_mib=mib(max(0, budget - after)) if budget else None,
     )
 
 
