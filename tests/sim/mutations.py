@@ -176,6 +176,12 @@ MUTATIONS = [
         Faults(kinds=("stop",), every=1.0),
     ),
     Mutation(
+        "what a lost holder has and nobody measured is taken to be free",
+        {13, 12},
+        [(stages, "_is_unknown", _always(False))],
+        Faults(kinds=("stop",), every=1.0, unmeasured=True),
+    ),
+    Mutation(
         "an id runs again",
         {14},
         [(executor.Executor, "_same", _nothing)],

@@ -83,6 +83,9 @@ class Trainer:
                 await self.running()
                 if self.world.busy:
                     await self._borrow()
+            # Its process ends: nobody waits for the memory of one whose last farewell was lost.
+            self.dead = True
+            self._free()
         except KilledError:
             pass
 
@@ -117,8 +120,10 @@ class Trainer:
         if self.world.record.epoch != lend.epoch:
             # Nobody can keep a process from taking memory late; a trainer that looks first does not.
             raise EbbtideError(ErrorCode.STALE_EPOCH, "lost before it was used")
-        # What it was told is free it uses, to the last MiB.
-        self.held = max(0.0, min(device.free_mib for device in lend.devices) - 1)
+        # What it was told is free it uses, to the last MiB; all that the engines left, where nobody could tell.
+        told = [device.free_mib for device in lend.devices if device.free_mib is not None]
+        left = self.world.budget - sum(device.residual_mib for device in lend.devices)
+        self.held = max(0.0, min(told, default=left) - 1)
         self._say(f"trains with {self.held:.0f} MiB, epoch {lend.epoch}")
         self.world.memory_moved(f"{self.name} trains")
         await asyncio.sleep(chance.uniform(0.2, 4.0))
@@ -137,7 +142,9 @@ class Trainer:
         # Memory that is kept is noticed by who needs it: an engine that shall wake, of a size that was ever seen.
         world = self.world
         sizes = world.record.sizes.values()
-        return world.awake == world.replicas == len(sizes) and all(size.weights for size in sizes)
+        # Where nobody can measure it, the way back rests on the holder's word.
+        known = world.measured and all(size.weights for size in sizes)
+        return known and world.awake == world.replicas == len(sizes)
 
     def _free(self) -> None:
         self.held = 0.0

@@ -32,6 +32,8 @@ from .trainer import Trainer
 STEPS = 500
 CALM = 6000
 """Steps in which a world without bad luck must come to rest."""
+UNMEASURED = 5
+"""In one of so many worlds nobody can measure what a trainer holds, as on GPUs and of pods."""
 KINDS = (
     "agent",
     "engine",
@@ -59,6 +61,7 @@ class Faults:
     torn: float = 0.0
     forgets: float = 0.0
     dies_in_plan: float = 0.0
+    unmeasured: bool = False
 
     @classmethod
     def draw(cls, chance: Random) -> Faults:
@@ -121,6 +124,8 @@ class World:
         chance = self.chance
         drawn = Faults.draw(chance)
         self.faults = replace(self._faults) if self._faults else drawn
+        # By the seed and not by a draw: a draw more would make every world another one.
+        self.measured = self.seed % UNMEASURED != 0 and not self.faults.unmeasured
         self.network = Network(self)
         self.replicas = chance.choice([1, 1, 2, 2, 3])
         awake = chance.choice([self.replicas, self.replicas, chance.randint(0, self.replicas)])
@@ -251,9 +256,12 @@ class World:
     # trainers and clients
 
     def trainer_view(self, pid: int | None) -> TrainerView | None:
-        """Measure a trainer's process, as the kernel knows it."""
+        """Measure a trainer's process, as the kernel knows it. A dead one's memory may take a while to be freed."""
         trainer = next((one for one in self.trainers if one.pid == pid), None)
-        return TrainerView(trainer.pid, not trainer.dead, trainer.held) if trainer else None
+        if trainer is None:
+            return None
+        alive = not trainer.dead or (trainer.held > 0 and not self.measured)
+        return TrainerView(trainer.pid, alive, trainer.held if self.measured else None)
 
     def memory_moved(self, what: str) -> None:
         self.checks.memory(what)
