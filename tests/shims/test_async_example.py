@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +13,14 @@ from ebbtide.tinymodel import make
 
 from tests.shims.house import MEMBERS, ShimHouse
 from tests.shims.sequences import serves
+from tests.support import examples
 from tests.support.polling import eventually
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(EXAMPLES))
-    yield importlib.import_module("async_rl")
-    sys.path.remove(str(EXAMPLES))
-    torch.set_num_threads(threads)
+    with examples.example("async_rl") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ class Situation:
     @property
     def members(self) -> tuple[MemberView, ...]:
         """The server's members."""
-        return tuple(member for member in self.world.wanted if member.server == self.server.name)
+        return self.world.members_of(self.server.name)
 
     @property
     def rest(self) -> Rest | None:

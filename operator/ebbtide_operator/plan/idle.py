@@ -53,7 +53,7 @@ def _may_rest(world: World, server: ServerView) -> bool:
 
 
 def _serving(world: World, server: ServerView) -> list[MemberView]:
-    return [member for member in world.wanted if member.server == server.name and member.ordinal < server.awake]
+    return [member for member in world.members_of(server.name) if member.ordinal < server.awake]
 
 
 def _idle(member: MemberView, now: float) -> float | None:

@@ -30,7 +30,8 @@ def who_waits(world: World, now: float) -> dict[str, str]:
     servers = _sharing(world)
     if len(servers) < 2:
         return {}
-    current, following = _current(world, servers), _next(world, servers, now)
+    current = _current(world, servers)
+    following = _next(world, servers, current, now)
     if current is None:
         turn = following or servers[0]
         return {server.name: turn.name for server in servers if server != turn}
@@ -48,18 +49,13 @@ def _sharing(world: World) -> list[ServerView]:
 
 def _current(world: World, servers: list[ServerView]) -> ServerView | None:
     """Return who holds memory: of several, which is no state to stay in, the one that has served longest."""
-    holders = [server for server in servers if any(_holds(member) for member in _members(world, server))]
+    holders = [server for server in servers if any(_holds(member) for member in world.members_of(server.name))]
     return min(holders, key=lambda server: world.held.get(has_turn(server), float("inf")), default=None)
 
 
-def _next(world: World, servers: list[ServerView], now: float) -> ServerView | None:
-    current = _current(world, servers)
+def _next(world: World, servers: list[ServerView], current: ServerView | None, now: float) -> ServerView | None:
     waiting = [server for server in servers if server != current and _demands(world, server)]
     return min(waiting, key=lambda server: _since_demand(world, server, now), default=None)
-
-
-def _members(world: World, server: ServerView) -> list[MemberView]:
-    return [member for member in world.wanted if member.server == server.name]
 
 
 def _holds(member: MemberView) -> bool:
@@ -68,13 +64,13 @@ def _holds(member: MemberView) -> bool:
 
 
 def _demands(world: World, server: ServerView) -> bool:
-    states = [member.state for member in _members(world, server) if member.state]
+    states = [member.state for member in world.members_of(server.name) if member.state]
     return any(state.requested or state.phase is Phase.PENDING_DEVICE for state in states)
 
 
 def _since_demand(world: World, server: ServerView, now: float) -> tuple[bool, float]:
     # People come before an engine that starts for nobody yet.
-    asked = any(member.state and member.state.requested for member in _members(world, server))
+    asked = any(member.state and member.state.requested for member in world.members_of(server.name))
     return (not asked, world.held.get(awaits_turn(server), now))
 
 
@@ -86,7 +82,7 @@ def turn_left(world: World, server: ServerView, now: float) -> float:
 
 
 def _serves(world: World, server: ServerView) -> bool:
-    return any(member.serving for member in _members(world, server))
+    return any(member.serving for member in world.members_of(server.name))
 
 
 def turn_holds(world: World) -> frozenset[str]:
@@ -100,5 +96,5 @@ def turn_ends_in(world: World, now: float) -> list[float]:
     """Return when to look again: somebody waits, and the turn has not lasted its minimum."""
     servers = _sharing(world)
     current = _current(world, servers)
-    left = turn_left(world, current, now) if current and _next(world, servers, now) else 0.0
+    left = turn_left(world, current, now) if current and _next(world, servers, current, now) else 0.0
     return [left] if 0 < left < float("inf") else []

@@ -176,6 +176,10 @@ class World:
         names = {name for server in self.servers.values() for name in server.member_names}
         return tuple(member for member in self.members if member.name not in names)
 
+    def members_of(self, server: str) -> tuple[MemberView, ...]:
+        """Return the wanted members of a server, by ordinal."""
+        return tuple(member for member in self.wanted if member.server == server)
+
     def server_of(self, member: MemberView) -> ServerView:
         """Return the server of a wanted member."""
         return self.servers[member.server]

@@ -18,20 +18,14 @@ from ebbtide import Connection, Group
 from ebbtide.tinymodel import make
 from rich.console import Console
 
+from tests.support.examples import EXAMPLES, example
 from tests.support.fake_gateway import FakeGateway
-
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")
 def grpo() -> Iterator[ModuleType]:
-    # Small tensors and neighbours: two threads would mostly wait for each other.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(EXAMPLES))
-    yield importlib.import_module("torch_grpo")
-    sys.path.remove(str(EXAMPLES))
-    torch.set_num_threads(threads)
+    with example("torch_grpo") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

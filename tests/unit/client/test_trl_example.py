@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,24 +14,19 @@ from ebbtide import Connection, EbbtideError, ErrorCode, Group
 from ebbtide.tinymodel import make
 from ebbtide_api.errors import ErrorBody
 
+from tests.support import examples
 from tests.support.fake_gateway import FakeGateway
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 # TRL and what it brings warn of themselves.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(EXAMPLES))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield importlib.import_module("trl_grpo")
-    sys.path.remove(str(EXAMPLES))
-    torch.set_num_threads(threads)
+        with examples.example("trl_grpo") as found:
+            yield found
 
 
 @pytest.fixture(scope="module")
